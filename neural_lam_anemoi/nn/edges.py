@@ -1,0 +1,79 @@
+"""One edge set on one device: gathering from nodes onto edges and aggregating back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..graph import EdgeSet
+
+
+class Edges(nn.Module):
+    """Edges sorted by receiver, so that what a receiver aggregates lies together in memory.
+
+    All tensors are node-major: ``(nodes or edges, batch, channels)``; a batch dimension of 1 broadcasts. Nothing here is
+    a parameter and nothing is saved in a state_dict.
+
+    Parameters
+    ----------
+    edges : EdgeSet
+        In any order; the features are permuted along with the indices.
+    """
+
+    senders: Tensor
+    receivers: Tensor
+    features: Tensor
+    in_degree: Tensor
+
+    def __init__(self, edges: EdgeSet) -> None:
+        super().__init__()
+        order = torch.argsort(edges.index[1], stable=True)
+        degree = torch.bincount(edges.index[1], minlength=edges.num_receivers)
+        self.num_receivers = edges.num_receivers
+        self.regular_degree = _common_value(degree)
+        self.register_buffer("senders", edges.index[0][order].contiguous(), persistent=False)
+        self.register_buffer("receivers", edges.index[1][order].contiguous(), persistent=False)
+        self.register_buffer("features", edges.features[order].contiguous(), persistent=False)
+        self.register_buffer("in_degree", degree.clamp(min=1).to(edges.features.dtype), persistent=False)
+
+    def from_senders(self, x: Tensor) -> Tensor:
+        """Rows of ``x``, shape ``(senders, batch, d)``, for every edge: ``(edges, batch, d)``."""
+        return x.index_select(0, self.senders)
+
+    def add_from_receivers(self, on_edges: Tensor, x: Tensor) -> Tensor:
+        """``on_edges + x[receivers]`` for ``on_edges (edges, batch, d)`` and ``x (receivers, batch, d)``."""
+        if self.regular_degree:
+            grouped = on_edges.unflatten(0, (self.num_receivers, self.regular_degree))
+            return (grouped + x.unsqueeze(1)).flatten(0, 1)
+        return on_edges + x.index_select(0, self.receivers)
+
+    def aggregate(self, messages: Tensor, mean: bool = False) -> Tensor:
+        """Sum or mean over the edges into each receiver, accumulated in at least float32.
+
+        Parameters
+        ----------
+        messages : Tensor
+            Shape ``(edges, batch, d)``.
+        mean : bool
+            Divide by the number of edges. A receiver without edges gets 0 either way.
+
+        Returns
+        -------
+        Tensor
+            Shape ``(receivers, batch, d)``, in the dtype of ``messages``.
+        """
+        wide = messages if messages.dtype in (torch.float32, torch.float64) else messages.float()
+        if self.regular_degree:
+            total = wide.unflatten(0, (self.num_receivers, self.regular_degree)).sum(1)
+        else:
+            total = wide.new_zeros(self.num_receivers, *wide.shape[1:]).index_add(0, self.receivers, wide)
+        if mean:
+            total = total / self.in_degree.to(total.dtype).view(-1, 1, 1)
+        return total.to(messages.dtype)
+
+
+def _common_value(counts: Tensor) -> int:
+    """The value that all of ``counts`` share, or 0."""
+    if counts.numel() == 0 or int(counts.min()) != int(counts.max()):
+        return 0
+    return int(counts[0])

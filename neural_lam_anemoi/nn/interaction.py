@@ -1,0 +1,158 @@
+"""Message passing: InteractionNet, PropagationNet and the many-edge-sets form that hi_lam_parallel uses.
+
+With MLPs ``phi`` (on edges) and ``psi`` (on nodes), an InteractionNet (Battaglia et al., 2016, as in neural-lam 0.7.0) is
+
+    message = phi([edge, sender, receiver])         edge'     = edge + message
+    total   = sum or mean of messages per receiver  receiver' = receiver + psi([receiver, total])
+
+A PropagationNet adds the sender to the message, always takes the mean, and adds psi to the total in place of the receiver.
+Concatenations are never made: each part is projected by itself, nodes before they are gathered onto edges.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .edges import Edges
+from .mlp import after_first_linear, make_mlp, split_first_linear
+
+
+class InteractionNet(nn.Module):
+    """Update receivers, and the edges if asked, from senders over one edge set.
+
+    Parameters
+    ----------
+    hidden_dim : int
+        Width of nodes and edges.
+    hidden_layers : int
+        Hidden layers of both MLPs.
+    mean : bool
+        Aggregate by the mean instead of the sum.
+    """
+
+    propagates = False
+
+    def __init__(self, hidden_dim: int, hidden_layers: int = 1, mean: bool = False) -> None:
+        nn.Module.__init__(self)
+        widths = [hidden_dim] * (hidden_layers + 1)
+        self.mean = mean
+        self.edge_mlp: nn.Sequential = make_mlp([3 * hidden_dim, *widths])
+        self.aggr_mlp: nn.Sequential = make_mlp([2 * hidden_dim, *widths])
+
+    def forward(
+        self, edges: Edges, senders: Tensor, receivers: Tensor, edge_rep: Tensor, update_edges: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """Pass messages once.
+
+        Parameters
+        ----------
+        edges : Edges
+            Who sends to whom.
+        senders, receivers, edge_rep : Tensor
+            Shapes ``(senders, B, d)``, ``(receivers, B, d)``, ``(edges, B, d)``; each B may be 1.
+        update_edges : bool
+            Whether the new edges are wanted.
+
+        Returns
+        -------
+        receivers : Tensor
+            Shape ``(receivers, B, d)``.
+        edge_rep : Tensor or None
+            Shape ``(edges, B, d)``.
+        """
+        messages = edge_messages(self.edge_mlp, edges, senders, receivers, edge_rep, self.propagates)
+        total = edges.aggregate(messages, self.mean or self.propagates)
+        new_receivers = update_nodes(self.aggr_mlp, receivers, total, self.propagates)
+        return new_receivers, edge_rep + messages if update_edges else None
+
+
+class PropagationNet(InteractionNet):
+    """InteractionNet that hands the sender's representation on to the receiver."""
+
+    propagates = True
+
+
+class SplitMLPs(nn.Module):
+    """One MLP per section (edge set or mesh level) of what neural-lam keeps in one tensor."""
+
+    def __init__(self, widths: list[int], sections: int) -> None:
+        super().__init__()
+        self.mlps = nn.ModuleList([make_mlp(widths) for _ in range(sections)])
+
+
+class ParallelInteractionNet(nn.Module):
+    """An InteractionNet over several edge sets and node sets at once, all read before any is written.
+
+    Parameters
+    ----------
+    hidden_dim, hidden_layers : int
+        As in `InteractionNet`.
+    edge_sections, node_sections : int
+        Number of edge sets and of node sets, each with MLPs of its own.
+    """
+
+    def __init__(self, hidden_dim: int, hidden_layers: int, edge_sections: int, node_sections: int) -> None:
+        nn.Module.__init__(self)
+        widths = [hidden_dim] * (hidden_layers + 1)
+        self.edge_mlp = SplitMLPs([3 * hidden_dim, *widths], edge_sections)
+        self.aggr_mlp = SplitMLPs([2 * hidden_dim, *widths], node_sections)
+
+    def forward(
+        self,
+        edge_sets: list[tuple[Edges, int, int]],
+        nodes: list[Tensor],
+        edge_reps: list[Tensor],
+        wanted: list[bool],
+    ) -> tuple[list[Tensor], list[Tensor | None]]:
+        """Pass messages once along every edge set.
+
+        Parameters
+        ----------
+        edge_sets : list of (Edges, int, int)
+            Edges with the positions in ``nodes`` of their senders and receivers.
+        nodes : list of Tensor
+            One ``(nodes, B, d)`` per node set.
+        edge_reps : list of Tensor
+            One ``(edges, B, d)`` per edge set.
+        wanted : list of bool
+            Which edge sets are to be updated.
+
+        Returns
+        -------
+        nodes : list of Tensor
+        edge_reps : list of Tensor or None
+        """
+        totals: list[Tensor | None] = [None] * len(nodes)
+        new_edges: list[Tensor | None] = []
+        for i, (edges, sender_set, receiver_set) in enumerate(edge_sets):
+            mlp = self.edge_mlp.mlps[i]
+            messages = edge_messages(mlp, edges, nodes[sender_set], nodes[receiver_set], edge_reps[i])
+            total, partial = totals[receiver_set], edges.aggregate(messages)
+            totals[receiver_set] = partial if total is None else total + partial
+            new_edges.append(edge_reps[i] + messages if wanted[i] else None)
+        new_nodes = []
+        for mlp, rep, total in zip(self.aggr_mlp.mlps, nodes, totals, strict=True):
+            assert total is not None, "every mesh level has edges inside it"
+            new_nodes.append(update_nodes(mlp, rep, total))
+        return new_nodes, new_edges
+
+
+def edge_messages(
+    mlp: nn.Module, edges: Edges, senders: Tensor, receivers: Tensor, edge_rep: Tensor, propagates: bool = False
+) -> Tensor:
+    """``mlp([edge, sender, receiver])`` for every edge, plus the sender if ``propagates``: ``(edges, B, d)``."""
+    assert isinstance(mlp, nn.Sequential)
+    (of_edge, of_sender, of_receiver), bias = split_first_linear(mlp, 3)
+    hidden = F.linear(edge_rep, of_edge, bias) + edges.from_senders(F.linear(senders, of_sender))
+    hidden = edges.add_from_receivers(hidden, F.linear(receivers, of_receiver))
+    messages = after_first_linear(mlp, hidden)
+    return edges.from_senders(senders) + messages if propagates else messages
+
+
+def update_nodes(mlp: nn.Module, receivers: Tensor, total: Tensor, propagates: bool = False) -> Tensor:
+    """``base + mlp([receiver, total])``, the base being the receiver or, if ``propagates``, the total."""
+    assert isinstance(mlp, nn.Sequential)
+    (of_receiver, of_total), bias = split_first_linear(mlp, 2)
+    update = after_first_linear(mlp, F.linear(receivers, of_receiver, bias) + F.linear(total, of_total))
+    return (total if propagates else receivers) + update
