@@ -1,13 +1,14 @@
 """Graphs on disk: neural-lam's graph directories, and the HeteroData files of Anemoi.
 
-A neural-lam directory holds one ``.pt`` file per row of `FILES`: a tensor for the edges between grid and mesh, a list of
-tensors, one per level, for the rest. Spec 0.1.0 (``metainfo.yaml``) counts every node set from 0 and stores raw mesh
-coordinates; a legacy directory has no ``metainfo.yaml``, numbers the nodes of the whole graph in one sequence and stores
-mesh coordinates already divided.
+A neural-lam directory holds indices and features of every edge set and the mesh coordinates, one ``.pt`` file each: a
+tensor for the edges between grid and mesh, a list of tensors, one per level, for the rest. Spec 0.1.0
+(``metainfo.yaml``) counts every node set from 0 and stores raw mesh coordinates; a legacy directory has no
+``metainfo.yaml``, numbers the nodes of the whole graph in one sequence and stores mesh coordinates already divided.
 """
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ def _assemble(
         "g2m": [(num_grid, sizes[0])],
         "m2g": [(sizes[0], num_grid)],
         "m2m": [(n, n) for n in sizes],
-        "mesh_up": list(zip(sizes[:-1], sizes[1:], strict=True)),
+        "mesh_up": list(itertools.pairwise(sizes)),
         "mesh_down": list(zip(sizes[1:], sizes[:-1], strict=True)),
     }
 

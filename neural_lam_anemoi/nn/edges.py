@@ -11,8 +11,8 @@ from ..graph import EdgeSet
 class Edges(nn.Module):
     """Edges sorted by receiver, so that what a receiver aggregates lies together in memory.
 
-    All tensors are node-major: ``(nodes or edges, batch, channels)``; a batch dimension of 1 broadcasts. Nothing here is
-    a parameter and nothing is saved in a state_dict.
+    All tensors are node-major: ``(nodes or edges, batch, channels)``; a batch dimension of 1 broadcasts. Nothing here
+    is a parameter and nothing is saved in a state_dict.
 
     Parameters
     ----------

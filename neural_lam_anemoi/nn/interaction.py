@@ -1,11 +1,11 @@
 """Message passing: InteractionNet, PropagationNet and the many-edge-sets form that hi_lam_parallel uses.
 
-With MLPs ``phi`` (on edges) and ``psi`` (on nodes), an InteractionNet (Battaglia et al., 2016, as in neural-lam 0.7.0) is
+With MLPs ``phi`` (on edges) and ``psi`` (on nodes), an InteractionNet (Battaglia et al., 2016; neural-lam 0.7.0) is
 
     message = phi([edge, sender, receiver])         edge'     = edge + message
     total   = sum or mean of messages per receiver  receiver' = receiver + psi([receiver, total])
 
-A PropagationNet adds the sender to the message, always takes the mean, and adds psi to the total in place of the receiver.
+A PropagationNet adds the sender to the message, always takes the mean, and adds psi to the total, not the receiver.
 Concatenations are never made: each part is projected by itself, nodes before they are gathered onto edges.
 """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from torch import Tensor, nn
 
 
@@ -21,7 +23,7 @@ def make_mlp(widths: list[int], layer_norm: bool = True) -> nn.Sequential:
         Linear layers at 0, 2, …; the LayerNorm last: the positions, hence the parameter names, are neural-lam's.
     """
     layers: list[nn.Module] = []
-    for i, (width_in, width_out) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+    for i, (width_in, width_out) in enumerate(itertools.pairwise(widths)):
         if i > 0:
             layers.append(nn.SiLU())
         layers.append(nn.Linear(width_in, width_out))

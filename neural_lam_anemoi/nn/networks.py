@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -68,7 +68,7 @@ class LamNetwork(nn.Module):
     clamping : Clamping
         Limits in physical units.
     save_statistics : bool
-        Whether ``diff_mean`` and ``diff_std`` belong to the state_dict. neural-lam's don't: they come from its datastore.
+        Whether ``diff_mean`` and ``diff_std`` belong to the state_dict; neural-lam's don't.
     """
 
     model: ClassVar[str]
@@ -254,8 +254,7 @@ class HierarchicalLAM(LamNetwork):
 
     def _edge_embedders(self) -> dict[str, nn.Module]:
         named = super()._edge_embedders()
-        if self.architecture.processor_layers > 0:
-            named |= {f"m2m_{level}": mlp for level, mlp in enumerate(self.mesh_same_embedders)}
+        named |= {f"m2m_{level}": mlp for level, mlp in enumerate(self.mesh_same_embedders)}
         named |= {f"mesh_up_{level}": mlp for level, mlp in enumerate(self.mesh_up_embedders)}
         named |= {f"mesh_down_{level}": mlp for level, mlp in enumerate(self.mesh_down_embedders)}
         return named
@@ -313,18 +312,19 @@ class HiLAM(HierarchicalLAM):
     def process_levels(self, nodes: list[Tensor], edges: dict[str, Tensor]) -> None:
         """Sweep down and up once per layer; edges nobody reads any more are not updated."""
         top, last = self.num_levels - 1, self.architecture.processor_layers - 1
+        nested = (self.mesh_down_gnns, self.mesh_down_same_gnns, self.mesh_up_gnns, self.mesh_up_same_gnns)
         for i in range(self.architecture.processor_layers):
-            same = self.mesh_down_same_gnns[i]
-            self._pass(same[top], f"m2m_{top}", nodes, edges, top, top)
+            down, down_same, up, up_same = (cast(nn.ModuleList, layers[i]) for layers in nested)
+            read_again = i < last
+            self._pass(down_same[top], f"m2m_{top}", nodes, edges, top, top)
             for level in reversed(range(top)):
-                self._pass(self.mesh_down_gnns[i][level], f"mesh_down_{level}", nodes, edges, level + 1, level)
-                self._pass(same[level], f"m2m_{level}", nodes, edges, level, level)
-            same, read_again = self.mesh_up_same_gnns[i], i < last
-            self._pass(same[0], "m2m_0", nodes, edges, 0, 0, read_again)
+                self._pass(down[level], f"mesh_down_{level}", nodes, edges, level + 1, level)
+                self._pass(down_same[level], f"m2m_{level}", nodes, edges, level, level)
+            self._pass(up_same[0], "m2m_0", nodes, edges, 0, 0, read_again)
             for level in range(top):
-                up = f"mesh_up_{level}"
-                self._pass(self.mesh_up_gnns[i][level], up, nodes, edges, level, level + 1, read_again)
-                self._pass(same[level + 1], f"m2m_{level + 1}", nodes, edges, level + 1, level + 1, read_again)
+                above = level + 1
+                self._pass(up[level], f"mesh_up_{level}", nodes, edges, level, above, read_again)
+                self._pass(up_same[above], f"m2m_{above}", nodes, edges, above, above, read_again)
 
 
 class HiLAMParallel(HierarchicalLAM):
@@ -352,12 +352,19 @@ class HiLAMParallel(HierarchicalLAM):
     def process_levels(self, nodes: list[Tensor], edges: dict[str, Tensor]) -> None:
         """All edge sets at once; after the last layer only the down edges are read again."""
         sections = self._sections()
+        if not self.processor:
+            self._touch_all(edges)
         edge_sets = [(self.edge_set(name), sender, receiver) for name, sender, receiver in sections]
         last = len(self.processor) - 1
         for i, layer in enumerate(self.processor.values()):
             wanted = [i < last or name.startswith("mesh_down") for name, _, _ in sections]
             nodes[:], updated = layer(edge_sets, nodes, [edges[name] for name, _, _ in sections], wanted)
             edges.update({name: rep for (name, _, _), rep in zip(sections, updated, strict=True) if rep is not None})
+
+    def _touch_all(self, edges: dict[str, Tensor]) -> None:
+        """Give edges nobody reads a zero gradient instead of none, as neural-lam does by joining and splitting all."""
+        unread = sum(edges[name].sum() for name, _, _ in self._sections()) * 0
+        edges["mesh_down_0"] = edges["mesh_down_0"] + unread
 
 
 NETWORKS: dict[str, type[LamNetwork]] = {network.model: network for network in (GraphLAM, HiLAM, HiLAMParallel)}
@@ -372,5 +379,5 @@ def _check_fit(model: str, architecture: Architecture, graph: LamGraph) -> None:
         )
     if not architecture.hierarchical and graph.hierarchical:
         raise InvalidInputError(
-            f"{model} does not use a hierarchical mesh graph, this one has {graph.num_levels} levels; use hi_lam or a flat graph"
+            f"{model} does not use a hierarchical mesh graph, this has {graph.num_levels} levels; use hi_lam or another"
         )

@@ -1,0 +1,1 @@
+"""Anemoi: the networks as Anemoi models (models.py), its checkpoints (checkpoint.py)."""

@@ -1,0 +1,1 @@
+"""neural-lam: drop-in networks (predictors.py), its checkpoints (checkpoint.py)."""
