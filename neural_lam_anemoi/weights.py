@@ -68,7 +68,7 @@ class Stub:
 
 def stub_type(module: str, name: str) -> type[Stub]:
     """The stand-in class for ``module.name``."""
-    return type(name, (Stub,), {"stub_name": f"{module}.{name}", "__slots__": ("__dict__",)})
+    return type(name, (Stub,), {"stub_name": f"{module}.{name}"})
 
 
 def _harmless_globals() -> dict[tuple[str, str], Any]:

@@ -1,0 +1,223 @@
+"""The model bundle: everything that makes a trained model, independent of any host framework."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .architecture import Architecture
+from .errors import InvalidInputError
+from .forcing import ForcingWindow
+from .graph import EdgeSet, LamGraph
+from .nn.clamping import Clamping
+from .nn.networks import NETWORKS, LamNetwork, StateStatistics
+
+STATISTICS = (
+    "state_mean",
+    "state_std",
+    "state_diff_mean",
+    "state_diff_std",
+    "forcing_mean",
+    "forcing_std",
+    "static_mean",
+    "static_std",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Variables:
+    """Names, in the order of the columns, and units of the variables of each category."""
+
+    state: tuple[str, ...]
+    forcing: tuple[str, ...] = ()
+    static: tuple[str, ...] = ()
+    units: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"state": [*self.state], "forcing": [*self.forcing], "static": [*self.static], "units": self.units}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Variables:
+        """Inverse of `to_dict`."""
+        return cls(tuple(values["state"]), tuple(values["forcing"]), tuple(values["static"]), values["units"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields:
+    """What belongs to the place the model is for.
+
+    Parameters
+    ----------
+    latitudes, longitudes : Tensor
+        Degrees, shape ``(num_grid,)``.
+    coordinates : Tensor
+        x and y in the unit of the datastore's projection, shape ``(num_grid, 2)``.
+    boundary : Tensor
+        True where the state is prescribed, shape ``(num_grid,)``, bool.
+    static : Tensor
+        Static fields in physical units, shape ``(num_grid, num_static)``.
+    mesh_latlons : tuple of Tensor
+        Per mesh level latitude and longitude in degrees, shape ``(nodes, 2)``.
+    """
+
+    latitudes: Tensor
+    longitudes: Tensor
+    coordinates: Tensor
+    boundary: Tensor
+    static: Tensor
+    mesh_latlons: tuple[Tensor, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """The loss a model is trained with: its name in neural-lam, and the weight of each state variable."""
+
+    name: str
+    weights: tuple[float, ...]
+
+
+@dataclasses.dataclass
+class ModelBundle:
+    """A trained model.
+
+    Parameters
+    ----------
+    architecture : Architecture
+    weights : dict of Tensor
+        Under the names of a neural-lam predictor, clamping buffers included.
+    graph : LamGraph
+    variables : Variables
+    statistics : dict of Tensor
+        One ``(n,)`` tensor for each of `STATISTICS`; the difference statistics are those of the standardised state.
+    fields : Fields
+    forcing_window : ForcingWindow
+    clamping : Clamping
+    time_step : datetime.timedelta
+    loss : Loss
+    provenance : list of dict
+        What was made from what, oldest first.
+    averaged_weights : dict of Tensor, optional
+        An exponential or stochastic average of the weights.
+    training : dict
+        ``epoch``, ``global_step``, ``optimizer_states``, ``lr_schedulers`` where known.
+    host : dict
+        What only one host understands, by host.
+    """
+
+    architecture: Architecture
+    weights: dict[str, Tensor]
+    graph: LamGraph
+    variables: Variables
+    statistics: dict[str, Tensor]
+    fields: Fields
+    forcing_window: ForcingWindow
+    clamping: Clamping
+    time_step: datetime.timedelta
+    loss: Loss
+    provenance: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    averaged_weights: dict[str, Tensor] | None = None
+    training: dict[str, Any] = dataclasses.field(default_factory=dict)
+    host: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def state_statistics(self) -> StateStatistics:
+        """Statistics of the state in float32, as neural-lam casts them."""
+        columns = {name: self.statistics[f"state_{name}"].float() for name in ("mean", "std", "diff_mean", "diff_std")}
+        return StateStatistics(self.variables.state, **columns)
+
+    def standardised_static(self) -> Tensor:
+        """Static fields as the network reads them: shape ``(num_grid, num_static)``, float32."""
+        values = (self.fields.static - self.statistics["static_mean"]) / self.statistics["static_std"]
+        return values.float()
+
+    def network(self) -> LamNetwork:
+        """A ready network on the CPU with the bundle's weights."""
+        network = self.empty_network()
+        network.load_state_dict(self.weights, strict=True)
+        return network
+
+    def empty_network(self) -> LamNetwork:
+        """A network of this architecture on this graph, freshly initialised."""
+        build = NETWORKS[self.architecture.model]
+        return build(self.architecture, self.graph, self.state_statistics(), self.clamping)
+
+    def check(self) -> None:
+        """Raise `InvalidInputError`, naming the part, unless all parts fit together."""
+        a, v = self.architecture, self.variables
+        window = self.forcing_window.length
+        for name, have, need in (
+            ("state variables", len(v.state), a.num_state),
+            (f"forcing variables in a window of {window}", len(v.forcing) * window, a.num_forcing),
+            ("static fields", len(v.static), a.num_static),
+            ("loss weights", len(self.loss.weights), a.num_state),
+            ("mesh coordinates", len(self.fields.mesh_latlons), self.graph.num_levels),
+        ):
+            if have != need:
+                raise InvalidInputError(f"bundle: {name}: {have}, but the model has {need}")
+        for name in STATISTICS:
+            count = len(getattr(v, name.split("_")[0]))
+            if name not in self.statistics or self.statistics[name].shape != (count,):
+                raise InvalidInputError(f"bundle: statistics {name} must have {count} values")
+        n = self.graph.num_grid
+        for name, width in (("latitudes", ()), ("longitudes", ()), ("boundary", ()), ("coordinates", (2,))):
+            _check_shape(f"fields {name}", getattr(self.fields, name), (n, *width))
+        _check_shape("fields static", self.fields.static, (n, a.num_static))
+        check_weights(self.weights, self._skeleton().state_dict())
+        if self.averaged_weights is not None:
+            check_weights(self.averaged_weights, self._skeleton().state_dict())
+
+    def _skeleton(self) -> LamNetwork:
+        """A network with the right parameters but no memory behind them, on a graph of one node per set."""
+        graph = _one_node_graph(self.graph)
+        statistics = self.state_statistics()
+        with torch.device("meta"):
+            return NETWORKS[self.architecture.model](self.architecture, graph, statistics, self.clamping)
+
+
+def check_weights(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Compare names, shapes and dtypes of weights with those a network has.
+
+    Raises
+    ------
+    InvalidInputError
+        Naming every missing, unexpected or misshapen tensor.
+    """
+    problems = [f"{name} is missing" for name in expected if name not in weights]
+    problems += [f"{name} is unexpected" for name in weights if name not in expected]
+    for name in expected:
+        if name not in weights:
+            continue
+        have, need = weights[name], expected[name]
+        if have.shape != need.shape:
+            problems.append(f"{name} has shape {tuple(have.shape)}, not {tuple(need.shape)}")
+        elif have.is_floating_point() != need.is_floating_point():
+            problems.append(f"{name} is of {have.dtype}, not {need.dtype}")
+    if problems:
+        raise InvalidInputError(f"weights don't fit the architecture: {'; '.join(problems)}")
+
+
+def _one_node_graph(graph: LamGraph) -> LamGraph:
+    def one_edge(edges: EdgeSet) -> EdgeSet:
+        return EdgeSet(torch.zeros(2, 1, dtype=torch.int64), torch.ones(1, edges.features.shape[1]), 1, 1)
+
+    return LamGraph(
+        num_grid=1,
+        mesh_coordinates=tuple(torch.zeros(1, level.shape[1]) for level in graph.mesh_coordinates),
+        g2m=one_edge(graph.g2m),
+        m2g=one_edge(graph.m2g),
+        m2m=tuple(one_edge(edges) for edges in graph.m2m),
+        mesh_up=tuple(one_edge(edges) for edges in graph.mesh_up),
+        mesh_down=tuple(one_edge(edges) for edges in graph.mesh_down),
+    )
+
+
+def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != shape:
+        raise InvalidInputError(f"bundle: {name} has shape {tuple(tensor.shape)}, the model needs {shape}")
