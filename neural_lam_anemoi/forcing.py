@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
+from collections.abc import Sequence
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,3 +19,35 @@ class ForcingWindow:
     def length(self) -> int:
         """Columns per forcing variable."""
         return self.past + self.future + 1
+
+    @property
+    def offsets(self) -> range:
+        """Steps of the window relative to the last input time t (the predicted time is t+1)."""
+        return range(1 - self.past, 2 + self.future)
+
+    def to_dict(self) -> dict[str, int]:
+        """Plain values for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ForcingWindow:
+        """Inverse of `to_dict`."""
+        return cls(**values)
+
+
+def shifted_name(name: str, offset: int, step: datetime.timedelta) -> str:
+    """Name of the copy of a variable that holds, at each date, its value ``offset`` time steps later.
+
+    ``toa_p06h`` for one step of six hours on, ``toa_m06h`` for one back: no plus sign, which Hydra, MLflow and earthkit
+    can't bear. Steps that aren't whole hours are counted in minutes.
+    """
+    minutes = round(offset * step.total_seconds() / 60)
+    sign = "m" if minutes < 0 else "p"
+    whole_hours = round(step.total_seconds()) % 3600 == 0
+    size = f"{abs(minutes) // 60:02d}h" if whole_hours else f"{abs(minutes):02d}min"
+    return f"{name}_{sign}{size}"
+
+
+def shifted_names(names: Sequence[str], window: ForcingWindow, step: datetime.timedelta) -> list[str]:
+    """Names of all copies, in the order of neural-lam's windowed columns: by variable, then by offset."""
+    return [shifted_name(name, offset, step) for name in names for offset in window.offsets]
