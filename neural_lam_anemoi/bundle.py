@@ -125,7 +125,8 @@ class ModelBundle:
     host: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.check()
+        expected = self._check()
+        self.weights = {name: self.weights[name] for name in expected}  # optimizer state counts on the order
 
     def state_statistics(self) -> StateStatistics:
         """Statistics of the state in float32, as neural-lam casts them."""
@@ -148,8 +149,8 @@ class ModelBundle:
         build = NETWORKS[self.architecture.model]
         return build(self.architecture, self.graph, self.state_statistics(), self.clamping)
 
-    def check(self) -> None:
-        """Raise `InvalidInputError`, naming the part, unless all parts fit together."""
+    def _check(self) -> dict[str, Tensor]:
+        """Raise `InvalidInputError`, naming the part, unless all parts fit; return a state_dict of the right shapes."""
         a, v = self.architecture, self.variables
         window = self.forcing_window.length
         for name, have, need in (
@@ -169,9 +170,11 @@ class ModelBundle:
         for name, width in (("latitudes", ()), ("longitudes", ()), ("boundary", ()), ("coordinates", (2,))):
             _check_shape(f"fields {name}", getattr(self.fields, name), (n, *width))
         _check_shape("fields static", self.fields.static, (n, a.num_static))
-        check_weights(self.weights, self._skeleton().state_dict())
-        if self.averaged_weights is not None:
-            check_weights(self.averaged_weights, self._skeleton().state_dict())
+        expected = self._skeleton().state_dict()
+        for weights in (self.weights, self.averaged_weights):
+            if weights is not None:
+                check_weights(weights, expected)
+        return expected
 
     def _skeleton(self) -> LamNetwork:
         """A network with the right parameters but no memory behind them, on a graph of one node per set."""

@@ -95,7 +95,11 @@ def manifest(bundle: ModelBundle) -> dict[str, Any]:
         "clamping": dataclasses.asdict(bundle.clamping),
         "time_step_seconds": bundle.time_step.total_seconds(),
         "loss": {"name": bundle.loss.name, "weights": list(bundle.loss.weights)},
-        "graph": {"num_grid": bundle.graph.num_grid, "mesh_scaling": bundle.graph.mesh_scaling},
+        "graph": {
+            "num_grid": bundle.graph.num_grid,
+            "num_mesh": list(bundle.graph.num_mesh),
+            "mesh_scaling": bundle.graph.mesh_scaling,
+        },
         "provenance": bundle.provenance,
     }
 
@@ -115,7 +119,7 @@ def from_manifest(
         weights=weights,
         graph=graph,
         variables=Variables.from_dict(content["variables"]),
-        statistics={name: _tensor(content["statistics"][name]) for name in STATISTICS},
+        statistics=statistics_from_manifest(content),
         fields=fields,
         forcing_window=ForcingWindow(**content["forcing_window"]),
         clamping=Clamping(**content["clamping"]),
@@ -124,6 +128,14 @@ def from_manifest(
         provenance=list(content["provenance"]),
         **optional,
     )
+
+
+def statistics_from_manifest(content: dict[str, Any]) -> dict[str, Tensor]:
+    """The statistics in a `manifest`, in the precision they were written with."""
+    return {
+        name: torch.tensor(numbers["values"], dtype=getattr(torch, numbers["dtype"]))
+        for name, numbers in content["statistics"].items()
+    }
 
 
 def graph_tensors(graph: LamGraph) -> dict[str, Tensor]:
@@ -210,7 +222,3 @@ def _digest(tensor: Tensor) -> str:
 
 def _numbers(tensor: Tensor) -> dict[str, Any]:
     return {"dtype": str(tensor.dtype).removeprefix("torch."), "values": tensor.tolist()}
-
-
-def _tensor(numbers: dict[str, Any]) -> Tensor:
-    return torch.tensor(numbers["values"], dtype=getattr(torch, numbers["dtype"]))

@@ -127,6 +127,7 @@ _HARMLESS = _harmless_globals()
 
 class _SafeUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        module = {"__builtin__": "builtins", "copy_reg": "copyreg"}.get(module, module)  # pickle's names from Python 2
         return _HARMLESS.get((module, name)) or stub_type(module, name)
 
 

@@ -7,6 +7,7 @@ coordinates come from the datastore. Reading runs nothing that is in the file.
 from __future__ import annotations
 
 import argparse
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def write_checkpoint(bundle: ModelBundle, path: Path, force: bool = False) -> No
         )
     tensors: dict[str, Tensor] = {}
     content = tree.decode(tree.encode({**bundle.training, **kept}, tensors), tensors, _construct)
-    content["state_dict"] = {f"{PREFIX}{name}": tensor for name, tensor in bundle.weights.items()}
+    content["state_dict"] = OrderedDict((f"{PREFIX}{name}", tensor) for name, tensor in bundle.weights.items())
     content.setdefault("optimizer_states", [])
     content.setdefault("lr_schedulers", [])
     with complete_or_absent(path, force) as made:

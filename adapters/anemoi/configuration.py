@@ -1,0 +1,56 @@
+"""The configuration that an Anemoi checkpoint carries: enough for Anemoi to build and run the model again."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from neural_lam_anemoi.hetero import GRID, mesh_name
+
+from .models import INPUT_STEPS, MODELS, SECTION
+from .variables import input_names
+
+
+def frequency(step: datetime.timedelta) -> str:
+    """A time step as Anemoi writes it: ``6h``, ``90m``."""
+    minutes = round(step.total_seconds() / 60)
+    return f"{minutes // 60}h" if minutes % 60 == 0 else f"{minutes}m"
+
+
+def model_configuration(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Plain values for an Anemoi configuration, from a bundle's manifest.
+
+    The normaliser is ``none``: the model standardises by itself. Precision is 32 because anemoi-inference would run half
+    precision where none is given.
+    """
+    groups = input_names(manifest)
+    architecture = manifest["architecture"]
+    step = frequency(datetime.timedelta(seconds=manifest["time_step_seconds"]))
+    model = MODELS[architecture["model"]]
+    normalizer = {"_target_": "anemoi.models.preprocessing.normalizer.InputNormalizer", "config": {"default": "none"}}
+    return {
+        "data": {
+            "format": "zarr",
+            "frequency": step,
+            "timestep": step,
+            "datasets": {
+                GRID: {
+                    "forcing": groups["forcing"] + groups["static"],
+                    "diagnostic": [],
+                    "target": [],
+                    "processors": {"normalizer": normalizer},
+                }
+            },
+        },
+        "model": {
+            "num_channels": architecture["hidden_dim"],
+            "model": {
+                "_target_": f"{model.__module__}.{model.__qualname__}",
+                "_convert_": "none",
+                "hidden_nodes_name": [mesh_name(level) for level, _ in enumerate(manifest["graph"]["num_mesh"])],
+            },
+            SECTION: manifest,
+        },
+        "training": {"precision": "32", "multistep_input": INPUT_STEPS, "multistep_output": 1},
+        "task": {"multistep_input": INPUT_STEPS, "multistep_output": 1, "timestep": step},
+    }

@@ -1,0 +1,202 @@
+"""The three networks as Anemoi models, to be named as ``_target_`` in an Anemoi configuration.
+
+Variables come in physical units (the host's normaliser is set to ``none``): they are standardised here exactly as
+neural-lam does, and predictions are turned back. The state at t+1 is read from columns of the dataset at t-1 and t, the
+forcing window round t+1 from shifted copies that the dataset holds at t. Everything that makes the model but weights and
+graph is the bundle's manifest, in the configuration under ``model.neural_lam``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from anemoi.models.models.base import BaseGraphModel
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+from torch.distributed.distributed_c10d import ProcessGroup
+
+from neural_lam_anemoi.architecture import Architecture
+from neural_lam_anemoi.bundle import Variables
+from neural_lam_anemoi.bundle_io import statistics_from_manifest
+from neural_lam_anemoi.errors import InvalidInputError
+from neural_lam_anemoi.forcing import ForcingWindow
+from neural_lam_anemoi.hetero import GRID, graph_from_hetero, hetero_parts
+from neural_lam_anemoi.nn import networks
+from neural_lam_anemoi.nn.clamping import Clamping
+
+from .variables import input_names
+
+SECTION = "neural_lam"
+INPUT_STEPS = 2
+
+
+class _LamModel(BaseGraphModel):
+    """An Anemoi model round a core network; see the module's docstring.
+
+    Parameters
+    ----------
+    model_config, data_indices, statistics, n_step_input, n_step_output, graph_data
+        As Anemoi's ``AnemoiModelInterface`` passes them.
+
+    Raises
+    ------
+    InvalidInputError
+        The configuration lacks our section, the dataset a variable, or steps, order or graph don't fit.
+    """
+
+    network_type: ClassVar[type[networks.LamNetwork]]
+    output_order: Tensor
+    state_mean: Tensor
+    state_std: Tensor
+
+    def __init__(
+        self,
+        *,
+        model_config: Any,
+        data_indices: dict[str, Any],
+        statistics: dict[str, Any],
+        n_step_input: int,
+        n_step_output: int,
+        graph_data: Any,
+    ) -> None:
+        nn.Module.__init__(self)
+        if (n_step_input, n_step_output) != (INPUT_STEPS, 1):
+            raise InvalidInputError(
+                f"{self.network_type.model} reads {INPUT_STEPS} steps and writes 1, the task asks for "
+                f"{n_step_input} and {n_step_output}; set multistep_input: {INPUT_STEPS} and multistep_output: 1"
+            )
+        self.n_step_input, self.n_step_output = n_step_input, n_step_output
+        self.data_indices, self.statistics, self._graph_data = data_indices, statistics, graph_data
+        self.dataset_names = self.input_datasets = self.target_datasets = [GRID]
+        manifest = _section(model_config)
+        variables = Variables.from_dict(manifest["variables"])
+        values = {name: numbers.float() for name, numbers in statistics_from_manifest(manifest).items()}
+        state = networks.StateStatistics(
+            variables.state, *(values[f"state_{name}"] for name in ("mean", "std", "diff_mean", "diff_std"))
+        )
+        self.network = self.network_type(
+            Architecture.from_dict(manifest["architecture"]),
+            graph_from_hetero(hetero_parts(graph_data)),
+            state,
+            Clamping(**manifest["clamping"]),
+            save_statistics=True,
+        )
+        self._register_columns(manifest, variables, values)
+
+    def _register_columns(self, manifest: dict[str, Any], variables: Variables, values: dict[str, Tensor]) -> None:
+        window = ForcingWindow(**manifest["forcing_window"])
+        indices = self.data_indices[GRID].model
+        groups = input_names(manifest)
+        for name, group in groups.items():
+            columns = [_position(indices.input.name_to_index, variable, "an input") for variable in group]
+            self.register_buffer(f"{name}_columns", torch.tensor(columns, dtype=torch.int64), persistent=False)
+        outputs = indices.output.name_to_index
+        places = [_position(outputs, variable, "an output") for variable in variables.state]
+        if sorted(places) != list(range(len(outputs))):
+            raise InvalidInputError(
+                f"the dataset's outputs are {', '.join(outputs)}, the model's are {', '.join(variables.state)}; "
+                "declare every other variable as forcing in data.datasets.data.forcing"
+            )
+        self.register_buffer("output_order", torch.argsort(torch.tensor(places)), persistent=False)
+        smallest = torch.finfo(torch.float32).eps  # what neural-lam divides by where a variable doesn't vary
+        for category in ("state", "forcing", "static"):
+            repeats = window.length if category == "forcing" else 1
+            for kind in ("mean", "std"):
+                constants = values[f"{category}_{kind}"].repeat_interleave(repeats)
+                if kind == "std" and category != "static":
+                    constants = constants.clamp(min=smallest)
+                self.register_buffer(f"{category}_{kind}", constants, persistent=False)
+
+    def _standardised(self, x: Tensor, category: str) -> Tensor:
+        columns: Tensor = getattr(self, f"{category}_columns")
+        return (x.index_select(-1, columns) - getattr(self, f"{category}_mean")) / getattr(self, f"{category}_std")
+
+    def forward(
+        self,
+        x: dict[str, Tensor],
+        *,
+        model_comm_group: ProcessGroup | None = None,
+        grid_shard_sizes: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Tensor]:
+        """Predict the state one step ahead.
+
+        Parameters
+        ----------
+        x : dict of Tensor
+            ``{"data": (batch, 2, ensemble, grid, variables)}`` in physical units.
+        model_comm_group, grid_shard_sizes
+            Anemoi's; a group of more than one rank isn't served.
+
+        Returns
+        -------
+        dict of Tensor
+            ``{"data": (batch, 1, ensemble, grid, state variables)}`` in physical units.
+        """
+        if model_comm_group is not None and model_comm_group.size() > 1:
+            raise InvalidInputError("this model can't be sharded by Anemoi yet; set num_gpus_per_model: 1")
+        inputs = x[GRID]
+        batch, _, ensemble, grid, _ = inputs.shape
+        older, newer = inputs.transpose(1, 2).reshape(batch * ensemble, INPUT_STEPS, grid, -1).unbind(1)
+        state, _ = self.network.step(
+            self._standardised(newer, "state"),
+            self._standardised(older, "state"),
+            self._standardised(newer, "forcing"),
+            self._standardised(newer, "static"),
+        )
+        physical = state.to(inputs.dtype) * self.state_std + self.state_mean
+        return {GRID: physical[..., self.output_order].reshape(batch, ensemble, 1, grid, -1).transpose(1, 2)}
+
+    def fill_metadata(self, md_dict: dict[str, Any]) -> None:
+        """Write the input's shape into the checkpoint's metadata, as Anemoi's own models do."""
+        md_dict["metadata_inference"][GRID]["shapes"] = {
+            "variables": len(self.data_indices[GRID].model.input.name_to_index),
+            "input_timesteps": self.n_step_input,
+            "ensemble": 1,
+            "grid": None,
+        }
+
+    def _build_networks(self, model_config: Any) -> None:
+        raise NotImplementedError("the network is built from model.neural_lam")
+
+    def _assemble_input(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("inputs are assembled by the core network")
+
+    def _assemble_output(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("outputs are assembled by the core network")
+
+
+class GraphLAM(_LamModel):
+    """graph_lam for Anemoi."""
+
+    network_type = networks.GraphLAM
+
+
+class HiLAM(_LamModel):
+    """hi_lam for Anemoi."""
+
+    network_type = networks.HiLAM
+
+
+class HiLAMParallel(_LamModel):
+    """hi_lam_parallel for Anemoi."""
+
+    network_type = networks.HiLAMParallel
+
+
+MODELS: dict[str, type[_LamModel]] = {m.network_type.model: m for m in (GraphLAM, HiLAM, HiLAMParallel)}
+
+
+def _section(model_config: Any) -> dict[str, Any]:
+    section = model_config.model.get(SECTION)
+    if section is None:
+        raise InvalidInputError(f"config: model.{SECTION} is missing; write it with neural-lam-anemoi convert")
+    return OmegaConf.to_container(section, resolve=True) if OmegaConf.is_config(section) else dict(section)  # type: ignore
+
+
+def _position(name_to_index: dict[str, int], variable: str, role: str) -> int:
+    if variable not in name_to_index:
+        have = ", ".join(name_to_index)
+        raise InvalidInputError(f"variable {variable} is {role} of the model, but the dataset gives {have}")
+    return name_to_index[variable]
