@@ -91,15 +91,21 @@ def build_interface(bundle: ModelBundle, graph: Any) -> tuple[Any, dict[str, Any
     return interface, metadata
 
 
-def read_checkpoint(path: Path) -> ModelBundle:
+def read_checkpoint(path: Path, content: Any = None) -> ModelBundle:
     """Read an Anemoi training or inference checkpoint of one of this package's models.
+
+    Parameters
+    ----------
+    path : Path
+    content : object, optional
+        What `read_torch_file` gave for ``path``, if it was read already.
 
     Raises
     ------
     InvalidInputError
         The file is damaged or of another kind, or holds a model of another package.
     """
-    content = read_torch_file(path)
+    content = read_torch_file(path) if content is None else content
     metadata = _read_metadata(path)
     section = metadata.get("config", {}).get("model", {}).get(SECTION)
     if section is None:

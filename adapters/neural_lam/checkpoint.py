@@ -47,7 +47,7 @@ def is_checkpoint(content: Any) -> bool:
     return isinstance(content, dict) and "state_dict" in content and "args" in content.get("hyper_parameters", {})
 
 
-def read_checkpoint(path: Path, config_path: Path, graph_name: str | None = None) -> ModelBundle:
+def read_checkpoint(path: Path, config_path: Path, graph_name: str | None = None, content: Any = None) -> ModelBundle:
     """Read a neural-lam 0.7 checkpoint with the datastore and graph it was trained on.
 
     Parameters
@@ -58,6 +58,8 @@ def read_checkpoint(path: Path, config_path: Path, graph_name: str | None = None
         neural-lam's configuration file.
     graph_name : str, optional
         Name of the graph, if not the one the checkpoint was trained with.
+    content : object, optional
+        What `read_torch_file` gave for ``path``, if it was read already.
 
     Returns
     -------
@@ -69,7 +71,7 @@ def read_checkpoint(path: Path, config_path: Path, graph_name: str | None = None
     InvalidInputError
         The file is damaged or of another kind, or its widths, clamping limits or graph don't fit the datastore.
     """
-    content = read_torch_file(path)
+    content = read_torch_file(path) if content is None else content
     if not is_checkpoint(content):
         raise InvalidInputError(f"{path}: not a checkpoint of neural-lam 0.7 (no state_dict with training arguments)")
     arguments = find_stub_state(content["hyper_parameters"]["args"])
@@ -123,6 +125,32 @@ def load_datastore(config_path: Path) -> tuple[Any, Any]:
     except Exception as error:  # a host's own errors are of any type
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InvalidInputError(f"{config_path}: neural-lam can't load it ({reason})") from error
+
+
+def check_datastore(bundle: ModelBundle, config_path: Path) -> None:
+    """Compare a bundle's variables and grid with a datastore's.
+
+    Raises
+    ------
+    InvalidInputError
+        Naming what differs: a variable, its place, the number of grid nodes, or a statistic.
+    """
+    _, datastore = load_datastore(config_path)
+    variables = read_variables(datastore)
+    for category in ("state", "forcing", "static"):
+        have, need = getattr(variables, category), getattr(bundle.variables, category)
+        if have != need:
+            what = "in another order" if sorted(have) == sorted(need) else "other ones"
+            raise InvalidInputError(
+                f"{config_path}: {category} variables are {', '.join(have)}; the model has {what}: {', '.join(need)}"
+            )
+    if datastore.num_grid_points != bundle.graph.num_grid:
+        counts = f"{datastore.num_grid_points} grid nodes, the model {bundle.graph.num_grid}"
+        raise InvalidInputError(f"{config_path}: the datastore has {counts}")
+    for name, values in read_statistics(datastore, variables).items():
+        if not torch.allclose(values.double(), bundle.statistics[name].double(), rtol=1e-6, atol=0, equal_nan=True):
+            have, need = values.tolist(), bundle.statistics[name].tolist()
+            raise InvalidInputError(f"{config_path}: statistics {name} are {have}, the model was trained with {need}")
 
 
 def _predictor_weights(path: Path, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,1 @@
+"""What knows both hosts: conversion, verification, datasets, the demo."""

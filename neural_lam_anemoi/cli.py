@@ -1,0 +1,135 @@
+"""The command line: parses, calls, prints."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import warnings
+from pathlib import Path
+
+from .errors import InvalidInputError
+
+USER_ERROR = 2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run ``neural-lam-anemoi``.
+
+    Parameters
+    ----------
+    arguments : list of str, optional
+        Instead of the process's own.
+
+    Returns
+    -------
+    int
+        Exit status: 0, 2 for something the user can mend, 130 when interrupted.
+    """
+    options = _parser().parse_args(arguments)
+    _quiet(options.verbose)
+    try:
+        options.run(options)
+    except InvalidInputError as error:
+        print(f"neural-lam-anemoi {options.command}: {' '.join(str(error).split())}", file=sys.stderr)
+        return USER_ERROR
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="neural-lam-anemoi", description=__doc__)
+    parser.add_argument("--verbose", action="store_true", help="show what the host frameworks log")
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_convert(commands)
+    _add_dataset(commands)
+    _add_demo(commands)
+    return parser
+
+
+def _add_convert(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("convert", help="a checkpoint of one framework into one of another")
+    parser.add_argument("source", type=Path, help="neural-lam or Anemoi checkpoint, or a bundle")
+    parser.add_argument("--to", required=True, choices=("anemoi", "neural-lam", "bundle"))
+    parser.add_argument("--output", required=True, type=Path, help="directory (anemoi, bundle) or file (neural-lam)")
+    parser.add_argument("--config_path", type=Path, help="neural-lam's configuration: datastore and graph")
+    parser.add_argument("--graph", help="name of the graph, if not the one that the checkpoint names")
+    parser.add_argument("--verify", action="store_true", help="forecast one step on both sides and compare")
+    parser.add_argument("--force", action="store_true", help="replace an existing output")
+    parser.set_defaults(run=_convert)
+
+
+def _add_dataset(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("dataset", help="a neural-lam datastore as an Anemoi dataset")
+    parser.add_argument("config_path", type=Path, help="neural-lam's configuration")
+    parser.add_argument("--output", required=True, type=Path, help="zarr directory to make")
+    parser.add_argument("--num_past_forcing_steps", type=int, default=1, help="as in training (default 1)")
+    parser.add_argument("--num_future_forcing_steps", type=int, default=1, help="as in training (default 1)")
+    parser.add_argument("--member", type=int, help="ensemble member to take")
+    parser.add_argument("--ranks", type=int, default=1, help="chunk the grid for so many readers (default 1)")
+    parser.add_argument("--force", action="store_true", help="replace an existing output")
+    parser.set_defaults(run=_dataset)
+
+
+def _add_demo(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("demo", help="train in neural-lam, forecast in Anemoi, come back: on real ERA5")
+    parser.add_argument("--output", type=Path, default=Path("demo"), help="directory for everything it makes")
+    parser.add_argument("--model", default="graph_lam", choices=("graph_lam", "hi_lam", "hi_lam_parallel"))
+    parser.add_argument("--force", action="store_true", help="replace an existing output")
+    parser.set_defaults(run=_demo)
+
+
+def _convert(options: argparse.Namespace) -> None:
+    from .adapters.bridge.convert import Conversion, convert
+
+    job = Conversion(
+        options.source,
+        options.to,
+        options.output,
+        options.config_path,
+        options.graph,
+        options.verify,
+        options.force,
+    )
+    print(*convert(job), sep="\n")
+
+
+def _dataset(options: argparse.Namespace) -> None:
+    from .adapters.bridge.datasets import write_dataset
+
+    summary = write_dataset(
+        options.config_path,
+        options.output,
+        past=options.num_past_forcing_steps,
+        future=options.num_future_forcing_steps,
+        member=options.member,
+        ranks=options.ranks,
+        force=options.force,
+    )
+    print(*summary.lines(), sep="\n")
+
+
+def _demo(options: argparse.Namespace) -> None:
+    from .adapters.bridge.demo import run_demo
+
+    run_demo(options.output, options.model, options.force)
+
+
+def _quiet(verbose: bool) -> None:
+    """Hide what host frameworks log and warn about, unless asked for."""
+    if verbose:
+        logging.basicConfig(level=logging.INFO)
+        return
+    warnings.simplefilter("ignore")
+    logging.basicConfig(level=logging.ERROR)
+    try:
+        from loguru import logger
+    except ImportError:
+        return
+    logger.remove()
+    logger.add(sys.stderr, level="WARNING")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
