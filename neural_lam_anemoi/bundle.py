@@ -133,10 +133,9 @@ class ModelBundle:
         columns = {name: self.statistics[f"state_{name}"].float() for name in ("mean", "std", "diff_mean", "diff_std")}
         return StateStatistics(self.variables.state, **columns)
 
-    def standardised_static(self) -> Tensor:
-        """Static fields as the network reads them: shape ``(num_grid, num_static)``, float32."""
-        values = (self.fields.static - self.statistics["static_mean"]) / self.statistics["static_std"]
-        return values.float()
+    def standardisation(self, category: str) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of every column of a category; see the function of this name."""
+        return standardisation(self.statistics, self.forcing_window, category)
 
     def network(self) -> LamNetwork:
         """A ready network on the CPU with the bundle's weights."""
@@ -182,6 +181,30 @@ class ModelBundle:
         statistics = self.state_statistics()
         with torch.device("meta"):
             return NETWORKS[self.architecture.model](self.architecture, graph, statistics, self.clamping)
+
+
+def standardisation(statistics: dict[str, Tensor], window: ForcingWindow, category: str) -> tuple[Tensor, Tensor]:
+    """What columns of a category are standardised with: ``(x - mean) / std``, in float32.
+
+    Parameters
+    ----------
+    statistics : dict of Tensor
+        Of a bundle.
+    window : ForcingWindow
+        Forcing columns are by variable, then by offset.
+    category : {"state", "forcing", "static"}
+
+    Returns
+    -------
+    mean, std : Tensor
+        One value per column. Where a state or forcing variable doesn't vary, neural-lam 0.7.0 divides by the smallest
+        relative step of float32.
+    """
+    mean, std = (statistics[f"{category}_{kind}"].float() for kind in ("mean", "std"))
+    if category != "static":
+        std = std.clamp(min=torch.finfo(torch.float32).eps)
+    repeats = window.length if category == "forcing" else 1
+    return mean.repeat_interleave(repeats), std.repeat_interleave(repeats)
 
 
 def check_weights(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

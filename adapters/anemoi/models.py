@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import ProcessGroup
 
 from neural_lam_anemoi.architecture import Architecture
-from neural_lam_anemoi.bundle import Variables
+from neural_lam_anemoi.bundle import Variables, standardisation
 from neural_lam_anemoi.bundle_io import statistics_from_manifest
 from neural_lam_anemoi.errors import InvalidInputError
 from neural_lam_anemoi.forcing import ForcingWindow
@@ -85,7 +85,6 @@ class _LamModel(BaseGraphModel):
         self._register_columns(manifest, variables, values)
 
     def _register_columns(self, manifest: dict[str, Any], variables: Variables, values: dict[str, Tensor]) -> None:
-        window = ForcingWindow(**manifest["forcing_window"])
         indices = self.data_indices[GRID].model
         groups = input_names(manifest)
         for name, group in groups.items():
@@ -99,14 +98,10 @@ class _LamModel(BaseGraphModel):
                 "declare every other variable as forcing in data.datasets.data.forcing"
             )
         self.register_buffer("output_order", torch.argsort(torch.tensor(places)), persistent=False)
-        smallest = torch.finfo(torch.float32).eps  # what neural-lam divides by where a variable doesn't vary
-        for category in ("state", "forcing", "static"):
-            repeats = window.length if category == "forcing" else 1
-            for kind in ("mean", "std"):
-                constants = values[f"{category}_{kind}"].repeat_interleave(repeats)
-                if kind == "std" and category != "static":
-                    constants = constants.clamp(min=smallest)
-                self.register_buffer(f"{category}_{kind}", constants, persistent=False)
+        for category in groups:
+            mean, std = standardisation(values, ForcingWindow.from_dict(manifest["forcing_window"]), category)
+            self.register_buffer(f"{category}_mean", mean, persistent=False)
+            self.register_buffer(f"{category}_std", std, persistent=False)
 
     def _standardised(self, x: Tensor, category: str) -> Tensor:
         columns: Tensor = getattr(self, f"{category}_columns")

@@ -119,14 +119,8 @@ def own_predictor(bundle: ModelBundle, config: Any, datastore: Any) -> Any:
 @torch.no_grad()
 def neural_lam_step(predictor: Any, bundle: ModelBundle, sample: Sample) -> Tensor:
     """One step of a neural-lam predictor: physical units in and out, ``(N, state)`` float64."""
-    smallest = torch.finfo(torch.float32).eps
-
-    def constants(category: str) -> tuple[Tensor, Tensor]:
-        mean, std = (bundle.statistics[f"{category}_{kind}"].float() for kind in ("mean", "std"))
-        return mean, std.clamp(min=smallest)
-
-    mean, std = constants("state")
-    forcing_mean, forcing_std = (x.repeat_interleave(bundle.forcing_window.length) for x in constants("forcing"))
+    mean, std = bundle.standardisation("state")
+    forcing_mean, forcing_std = bundle.standardisation("forcing")
     older, newer = ((sample.states - mean) / std).unsqueeze(1)
     state, _ = predictor(newer, older, ((sample.forcing - forcing_mean) / forcing_std).unsqueeze(0))
     return state[0].double() * std.double() + mean.double()
