@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 
 from neural_lam_anemoi.bundle import ModelBundle
 from neural_lam_anemoi.errors import InvalidInputError
-from neural_lam_anemoi.files import complete_or_absent, refuse_existing
+from neural_lam_anemoi.files import refuse_existing
 from neural_lam_anemoi.weights import Stub, read_torch_file
 
 from .convert import Conversion, convert, read_any
@@ -51,27 +52,28 @@ def run_demo(output: Path, model: str = "graph_lam", force: bool = False) -> Non
         A stage failed, forecasts differ by more than `ALLOWED`, or something came back changed.
     """
     refuse_existing(output, force)
+    if output.exists():
+        shutil.rmtree(output)
     stages = Stages()
-    with complete_or_absent(output, force, directory=True) as place:
-        config, trained = _train(place, model, stages)
-        with stages("convert to Anemoi"):
-            convert(Conversion(trained, "anemoi", place / "anemoi", config))
-            bundle = read_any(trained, config)
-        with stages("write the Anemoi dataset"):
-            write_dataset(config, place / "era5.zarr")
-        with stages("forecast in neural-lam"):
-            ours = neural_lam_forecast(bundle, config, STEPS)
-        with stages("forecast in Anemoi"):
-            checkpoint, names = place / "anemoi" / "inference-last.ckpt", bundle.variables.state
-            theirs = anemoi_forecast(checkpoint, place / "era5.zarr", ours.start, LEAD_TIME, names, place / "inference")
-        with stages("convert back and compare"):
-            convert(Conversion(place / "anemoi" / "last.ckpt", "neural-lam", place / "back.ckpt"))
-            compared = require_identical(read_torch_file(trained), read_torch_file(place / "back.ckpt"))
-        with stages("draw"):
-            draw_forecasts(place / f"{model}.png", bundle, ours, theirs, DRAWN)
-        differences = interior_differences(bundle, ours, theirs)
-        print(*_report(bundle, ours, differences, compared, stages), sep="\n")
-        _require_agreement(differences / bundle.statistics["state_std"].double().numpy())
+    config, trained = _train(output, model, stages)
+    with stages("convert to Anemoi"):
+        convert(Conversion(trained, "anemoi", output / "anemoi", config))
+        bundle = read_any(trained, config)
+    with stages("write the Anemoi dataset"):
+        write_dataset(config, output / "era5.zarr")
+    with stages("forecast in neural-lam"):
+        ours = neural_lam_forecast(bundle, config, STEPS)
+    with stages("forecast in Anemoi"):
+        checkpoint, names = output / "anemoi" / "inference-last.ckpt", bundle.variables.state
+        theirs = anemoi_forecast(checkpoint, output / "era5.zarr", ours.start, LEAD_TIME, names, output / "inference")
+    with stages("convert back and compare"):
+        convert(Conversion(output / "anemoi" / "last.ckpt", "neural-lam", output / "back.ckpt"))
+        compared = require_identical(read_torch_file(trained), read_torch_file(output / "back.ckpt"))
+    with stages("draw"):
+        draw_forecasts(output / f"{model}.png", bundle, ours, theirs, DRAWN)
+    differences = interior_differences(bundle, ours, theirs)
+    print(*_report(bundle, ours, differences, compared, stages), sep="\n")
+    _require_agreement(differences / bundle.statistics["state_std"].double().numpy())
     print(f"\nmaps: {output / f'{model}.png'}")
 
 

@@ -14,7 +14,7 @@ from neural_lam_anemoi.errors import InvalidInputError
 OFFLINE = {"WANDB_MODE": "disabled", "MPLBACKEND": "Agg"}
 
 
-def run_command(command: Sequence[str | Path], log: Path, expected: Path) -> None:
+def run_command(command: Sequence[object], log: Path, expected: Path) -> None:
     """Run a command, its output going to ``log``, and make sure that it wrote what it should.
 
     neural-lam's commands end with status 0 whatever happens, so the file is what counts.
