@@ -9,7 +9,15 @@ import pytest
 
 os.environ.update({"WANDB_MODE": "disabled", "MPLBACKEND": "Agg"})
 
-GRAPHS = {"multiscale": "graphcast", "flat": "keisler", "hierarchical": "hierarchical"}
+GRAPHS: dict[str, tuple[str, dict[str, float]]] = {
+    "multiscale": ("graphcast", {"mesh_grid_distance_ratio": 4}),
+    "flat": ("keisler", {"mesh_grid_distance_ratio": 4}),
+    "hierarchical": (
+        "hierarchical",
+        {"mesh_grid_distance_ratio": 7, "level_refinement_factor": 2, "max_num_levels": 3},
+    ),
+}
+"""Archetype and options of each graph; coarse, and of unequal extent in x and y."""
 
 
 @pytest.fixture(scope="session")
@@ -18,8 +26,8 @@ def era5_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from neural_lam_anemoi.adapters.bridge.sample import make_era5_project, make_graph
 
     config = make_era5_project(tmp_path_factory.mktemp("era5"), clamp=True)
-    for name, archetype in GRAPHS.items():
-        make_graph(config, name, archetype, mesh_grid_distance_ratio=4)
+    for name, (archetype, options) in GRAPHS.items():
+        make_graph(config, name, archetype, **options)
     return config
 
 
