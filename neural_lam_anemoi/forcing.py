@@ -7,6 +7,9 @@ import datetime
 from collections.abc import Sequence
 from typing import Any
 
+UNITS = ((3600, "h"), (60, "min"), (1, "s"))
+"""Seconds of each unit, and how it is written in names."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ForcingWindow:
@@ -39,13 +42,12 @@ def shifted_name(name: str, offset: int, step: datetime.timedelta) -> str:
     """Name of the copy of a variable that holds, at each date, its value ``offset`` time steps later.
 
     ``toa_p06h`` for one step of six hours on, ``toa_m06h`` for one back: no plus sign, which Hydra, MLflow and earthkit
-    can't bear. Steps that aren't whole hours are counted in minutes.
+    can't bear. Steps that aren't whole hours are counted in minutes, those that aren't whole minutes in seconds.
     """
-    minutes = round(offset * step.total_seconds() / 60)
-    sign = "m" if minutes < 0 else "p"
-    whole_hours = round(step.total_seconds()) % 3600 == 0
-    size = f"{abs(minutes) // 60:02d}h" if whole_hours else f"{abs(minutes):02d}min"
-    return f"{name}_{sign}{size}"
+    seconds = round(step.total_seconds())
+    size, unit = next((size, unit) for size, unit in UNITS if seconds % size == 0)
+    shift = offset * seconds // size
+    return f"{name}_{'m' if shift < 0 else 'p'}{abs(shift):02d}{unit}"
 
 
 def shifted_names(names: Sequence[str], window: ForcingWindow, step: datetime.timedelta) -> list[str]:
