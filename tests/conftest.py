@@ -32,10 +32,10 @@ def era5_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def era5_dataset(era5_project: Path) -> Path:
+def era5_dataset(era5_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The ERA5 sample as an Anemoi dataset."""
     from neural_lam_anemoi.adapters.bridge.datasets import write_dataset
 
-    output = era5_project.parent / "era5-anemoi.zarr"
+    output = tmp_path_factory.mktemp("anemoi") / "era5.zarr"
     write_dataset(era5_project, output)
     return output

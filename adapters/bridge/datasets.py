@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from anemoi.datasets.compat import zarr_open
 from anemoi.utils.dates import frequency_to_string
 from numpy.typing import NDArray
@@ -89,7 +90,7 @@ def write_dataset(
     Raises
     ------
     InvalidInputError
-        The output exists, the datastore is of another kind, or a split has too few dates.
+        The output exists, the datastore is of another kind, it has no such member, or a split has a gap or too few dates.
     """
     refuse_existing(output, force)
     if ranks < 1 or past < 0 or future < 0:
@@ -110,6 +111,8 @@ class _Source:
     def __init__(self, datastore: Any, window: ForcingWindow, member: int | None) -> None:
         self.datastore, self.window = datastore, window
         self.series = Series(datastore, member)
+        _check_member(datastore, member)
+        _check_gaps(self.series)
         self.variables: Variables = read_variables(datastore)
         step = self.series.step
         self.shifted = shifted_names(self.variables.forcing, window, step)
@@ -208,11 +211,11 @@ class _Source:
 
     def write_statistics(self, store: Any, measured: _Measured) -> None:
         """neural-lam's statistics, and what it has none of from the training dates."""
-        known = {
-            name: values.double().numpy() for name, values in read_statistics(self.datastore, self.variables).items()
-        }
-        smallest = np.finfo(np.float32).eps
-        stdev = [known["state_std"].clip(smallest), known["forcing_std"].clip(smallest), known["static_std"]]
+        statistics = read_statistics(self.datastore, self.variables)
+        known = {name: values.double().numpy() for name, values in statistics.items()}
+        smallest = dict.fromkeys(("state", "forcing"), float(np.finfo(np.float32).eps))
+        smallest["static"] = torch.finfo(statistics["static_std"].dtype).eps  # the datastore standardises it itself
+        stdev = [known[f"{category}_std"].clip(least) for category, least in smallest.items()]
         mean = [known[f"{category}_mean"] for category in ("state", "forcing", "static")]
         self._put_columns(store, "", {"mean": mean, "stdev": stdev, **measured.ranges()})
         scale, none = known["state_std"], np.zeros(len(self.variables.static))
@@ -288,6 +291,25 @@ class _Running:
 
     def moments(self) -> dict[str, NDArray[np.float64]]:
         return {"mean": self._mean, "stdev": np.sqrt(self._squares / max(self._count, 1))}
+
+
+def _check_member(datastore: Any, member: int | None) -> None:
+    if member is None:
+        return
+    count = datastore.get_dataarray("state", "train").sizes["ensemble_member"]
+    if not 0 <= member < count:
+        raise InvalidInputError(f"member {member} isn't in the datastore; choose one from 0 to {count - 1}")
+
+
+def _check_gaps(series: Series) -> None:
+    """neural-lam counts places, not times: its samples run across a gap, which Anemoi's can't."""
+    for split, dates in series.split_dates.items():
+        before = np.flatnonzero(np.diff(dates) != np.timedelta64(series.step, "s"))
+        if before.size:
+            ends = f"{dates[before[0]]} is followed by {dates[before[0] + 1]}"
+            raise InvalidInputError(
+                f"the {split} split isn't evenly spaced: {ends}, the step is {series.step}; end the split before the gap"
+            )
 
 
 def _put(store: Any, name: str, values: NDArray[Any], dimension: str) -> None:
