@@ -15,6 +15,8 @@ _PUBLIC = {
     "GraphLAM": ".adapters.neural_lam.predictors",
     "HiLAM": ".adapters.neural_lam.predictors",
     "HiLAMParallel": ".adapters.neural_lam.predictors",
+    "shard": ".sharding.shard",
+    "gather_grid": ".sharding.shard",
 }
 
 __all__ = list(_PUBLIC)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -36,6 +38,26 @@ class Edges(nn.Module):
         self.register_buffer("features", edges.features[order].contiguous(), persistent=False)
         self.register_buffer("in_degree", degree.clamp(min=1).to(edges.features.dtype), persistent=False)
 
+    def bring(self, x: Tensor) -> Callable[[], Tensor]:
+        """Start fetching the rows of remote senders to stand behind the local ones, of which there are none here.
+
+        Parameters
+        ----------
+        x : Tensor
+            Rows of this device's senders, ``(local senders, batch, d)``.
+
+        Returns
+        -------
+        callable
+            Finishes and gives the rows of all senders, ``(senders, batch, d)``. What is computed before it is called
+            overlaps with the exchange.
+        """
+        return lambda: x
+
+    def bring_together(self, edge_sets: Sequence[Edges], rows: Sequence[Tensor]) -> list[Callable[[], Tensor]]:
+        """`bring` for several edge sets that are read at once, this one being the first."""
+        return [edges.bring(x) for edges, x in zip(edge_sets, rows, strict=True)]
+
     def from_senders(self, x: Tensor) -> Tensor:
         """Rows of ``x``, shape ``(senders, batch, d)``, for every edge: ``(edges, batch, d)``."""
         return x.index_select(0, self.senders)
@@ -63,13 +85,15 @@ class Edges(nn.Module):
             Shape ``(receivers, batch, d)``, in the dtype of ``messages``.
         """
         wide = messages if messages.dtype in (torch.float32, torch.float64) else messages.float()
-        if self.regular_degree:
-            total = wide.unflatten(0, (self.num_receivers, self.regular_degree)).sum(1)
-        else:
-            total = wide.new_zeros(self.num_receivers, *wide.shape[1:]).index_add(0, self.receivers, wide)
+        total = self._sum_into_receivers(wide)
         if mean:
             total = total / self.in_degree.to(total.dtype).view(-1, 1, 1)
         return total.to(messages.dtype)
+
+    def _sum_into_receivers(self, messages: Tensor) -> Tensor:
+        if self.regular_degree:
+            return messages.unflatten(0, (self.num_receivers, self.regular_degree)).sum(1)
+        return messages.new_zeros(self.num_receivers, *messages.shape[1:]).index_add(0, self.receivers, messages)
 
 
 def _common_value(counts: Tensor) -> int:

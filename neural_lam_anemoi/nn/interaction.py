@@ -6,10 +6,14 @@ With MLPs ``phi`` (on edges) and ``psi`` (on nodes), an InteractionNet (Battagli
     total   = sum or mean of messages per receiver  receiver' = receiver + psi([receiver, total])
 
 A PropagationNet adds the sender to the message, always takes the mean, and adds psi to the total, not the receiver.
-Concatenations are never made: each part is projected by itself, nodes before they are gathered onto edges.
+Concatenations are never made: each part is projected by itself, nodes before they are gathered onto edges. When sharded
+it is the projected rows of remote senders that are fetched; a PropagationNet fetches the raw ones, once, and projects
+them here.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -61,7 +65,8 @@ class InteractionNet(nn.Module):
         edge_rep : Tensor or None
             Shape ``(edges, B, d)``.
         """
-        messages = edge_messages(self.edge_mlp, edges, senders, receivers, edge_rep, self.propagates)
+        arriving = edges.bring(senders if self.propagates else project_senders(self.edge_mlp, senders))
+        messages = edge_messages(self.edge_mlp, edges, arriving, receivers, edge_rep, self.propagates)
         total = edges.aggregate(messages, self.mean or self.propagates)
         new_receivers = update_nodes(self.aggr_mlp, receivers, total, self.propagates)
         return new_receivers, edge_rep + messages if update_edges else None
@@ -125,9 +130,11 @@ class ParallelInteractionNet(nn.Module):
         """
         totals: list[Tensor | None] = [None] * len(nodes)
         new_edges: list[Tensor | None] = []
-        for i, (edges, sender_set, receiver_set) in enumerate(edge_sets):
-            mlp = self.edge_mlp.mlps[i]
-            messages = edge_messages(mlp, edges, nodes[sender_set], nodes[receiver_set], edge_reps[i])
+        mlps = list(self.edge_mlp.mlps)
+        projected = [project_senders(mlp, nodes[sender]) for mlp, (_, sender, _) in zip(mlps, edge_sets, strict=True)]
+        arriving = edge_sets[0][0].bring_together([edges for edges, _, _ in edge_sets], projected)
+        for i, (edges, _, receiver_set) in enumerate(edge_sets):
+            messages = edge_messages(mlps[i], edges, arriving[i], nodes[receiver_set], edge_reps[i])
             total, partial = totals[receiver_set], edges.aggregate(messages)
             totals[receiver_set] = partial if total is None else total + partial
             new_edges.append(edge_reps[i] + messages if wanted[i] else None)
@@ -138,14 +145,31 @@ class ParallelInteractionNet(nn.Module):
         return new_nodes, new_edges
 
 
-def edge_messages(
-    mlp: nn.Module, edges: Edges, senders: Tensor, receivers: Tensor, edge_rep: Tensor, propagates: bool = False
-) -> Tensor:
-    """``mlp([edge, sender, receiver])`` for every edge, plus the sender if ``propagates``: ``(edges, B, d)``."""
+def project_senders(mlp: nn.Module, senders: Tensor) -> Tensor:
+    """The senders' part of the first layer of an edge MLP, ``(senders, B, d)``."""
     assert isinstance(mlp, nn.Sequential)
-    (of_edge, of_sender, of_receiver), bias = split_first_linear(mlp, 3)
-    hidden = F.linear(edge_rep, of_edge, bias) + edges.from_senders(F.linear(senders, of_sender))
-    hidden = edges.add_from_receivers(hidden, F.linear(receivers, of_receiver))
+    (_, of_sender, _), _ = split_first_linear(mlp, 3)
+    return F.linear(senders, of_sender)
+
+
+def edge_messages(
+    mlp: nn.Module,
+    edges: Edges,
+    arriving: Callable[[], Tensor],
+    receivers: Tensor,
+    edge_rep: Tensor,
+    propagates: bool = False,
+) -> Tensor:
+    """``mlp([edge, sender, receiver])`` for every edge, plus the sender if ``propagates``: ``(edges, B, d)``.
+
+    ``arriving`` gives the rows of all senders: projected ones, raw ones if ``propagates``.
+    """
+    assert isinstance(mlp, nn.Sequential)
+    (of_edge, _, of_receiver), bias = split_first_linear(mlp, 3)
+    from_edges, from_receivers = F.linear(edge_rep, of_edge, bias), F.linear(receivers, of_receiver)
+    senders = arriving()
+    projected = project_senders(mlp, senders) if propagates else senders
+    hidden = edges.add_from_receivers(from_edges + edges.from_senders(projected), from_receivers)
     messages = after_first_linear(mlp, hidden)
     return edges.from_senders(senders) + messages if propagates else messages
 

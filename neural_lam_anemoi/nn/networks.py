@@ -21,6 +21,7 @@ from .clamping import Clamping, clamped_update
 from .edges import Edges
 from .interaction import InteractionNet, ParallelInteractionNet, PropagationNet
 from .mlp import make_mlp
+from .rows import GridRows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,7 @@ class StaticEmbeddings:
     edges: dict[str, Tensor]
 
 
-class LamNetwork(nn.Module):
+class LamNetwork(GridRows):
     """What the three networks share.
 
     Parameters
@@ -92,6 +93,8 @@ class LamNetwork(nn.Module):
         _check_fit(self.model, architecture, graph)
         self.architecture = architecture
         self.num_levels = graph.num_levels
+        self.num_grid = graph.num_grid
+        self.mesh_scaling = graph.mesh_scaling
         self._register_constants(statistics, clamping or Clamping(), save_statistics)
         normalised = graph.normalised()
         self.edges = nn.ModuleDict({name: Edges(edges) for name, edges in normalised.edge_sets().items()})
@@ -183,13 +186,24 @@ class LamNetwork(nn.Module):
         static : StaticEmbeddings, optional
             From `embed_static`; computed here if not given.
 
+        When sharded, ``num_grid`` is the number of this rank's `grid_rows`, and their order is expected: rows in another
+        order can't be told from right ones.
+
         Returns
         -------
         state : Tensor
             At t+1, shape ``(B, num_grid, num_state)``.
         std : Tensor or None
             Predicted spread, same shape, if the architecture has ``output_std``.
+
+        Raises
+        ------
+        InvalidInputError
+            Full-size tensors where local rows are due, or the reverse.
         """
+        self.check_rows(
+            prev_state=prev_state, prev_prev_state=prev_prev_state, forcing=forcing, static_fields=static_fields
+        )
         if static is None:
             static = self.embed_static()
         static_fields = static_fields.expand(prev_state.shape[0], -1, -1)
