@@ -64,15 +64,19 @@ class Ranks:
         RanksFailedError
             A rank raised, died, or wasn't ready in time; all are ended.
         """
-        order = pickle.dumps((task, arguments))
-        for pipe in self._pipes[:ranks]:
-            pipe.send_bytes(order)
+        self.start(task, *arguments, ranks=ranks)
         answers = self._answers(ranks, time.monotonic() + (timeout or self.timeout))
         errors = sorted((when, rank, text) for rank, (kind, when, text) in answers.items() if kind == "error")
         if errors or len(answers) < ranks:
             self.end()
             raise RanksFailedError(_report(errors, [rank for rank in range(ranks) if rank not in answers]))
         return [answers[rank][2] for rank in range(ranks)]
+
+    def start(self, task: Callable[..., Any], *arguments: Any, ranks: int) -> None:
+        """Only begin, as `run` does."""
+        order = pickle.dumps((task, arguments))
+        for pipe in self._pipes[:ranks]:
+            pipe.send_bytes(order)
 
     def _answers(self, ranks: int, deadline: float) -> dict[int, tuple[str, float, Any]]:
         answers: dict[int, tuple[str, float, Any]] = {}

@@ -42,6 +42,7 @@ class Options:
     checkpointed: bool = False
     shared_static: bool = False
     autocast: torch.dtype | None = None
+    loss_scale: float = 1.0
     deterministic: bool = False
 
 
@@ -76,8 +77,8 @@ def run_model(model: LamNetwork, sample: Sample, options: Options) -> Result:
         if spread is not None:
             spreads.append(spread)
             loss = loss + (spread * weights[:, step]).sum()
-    loss.backward()
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    (loss * options.loss_scale).backward()
+    gradients = {name: p.grad / options.loss_scale for name, p in model.named_parameters() if p.grad is not None}
     spread = torch.stack(spreads, 1).detach() if spreads else None
     return Result(model.grid_rows.clone(), torch.stack(states, 1).detach(), spread, gradients, list(model.state_dict()))
 

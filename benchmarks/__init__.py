@@ -1,0 +1,1 @@
+"""Side by side with the hosts: one command each, a table out."""
