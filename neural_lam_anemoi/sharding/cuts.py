@@ -15,8 +15,8 @@ from .partition import GRID, Partition, edge_ends, mesh_name, node_sets
 
 KINDS = ("contiguous", "rcb", "metis")
 DEFAULT_PROCESSOR_LAYERS = 4
-REPLICATED_BELOW = 64
-"""Mesh nodes per rank under which a level is replicated unless the caller says otherwise."""
+REPLICATED_BELOW = 4
+"""Mesh nodes per rank under which a level is replicated unless the caller says otherwise: more would cost traffic."""
 TOLERANCE = 0.03
 """Share of a rank's work by which rcb may miss perfect balance to cut where little is exchanged."""
 EDGE_COST, RECEIVER_COST, SENDER_COST, GRID_COST = 2.0, 4.0, 1.0, 6.0
