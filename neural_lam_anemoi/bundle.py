@@ -12,10 +12,12 @@ from torch import Tensor
 from .architecture import Architecture
 from .errors import InvalidInputError
 from .forcing import ForcingWindow
-from .graph import EdgeSet, LamGraph
+from .graph import LamGraph, join_graph
 from .nn.clamping import Clamping
 from .nn.networks import NETWORKS, LamNetwork, StateStatistics
 
+TRAINING_STATE = ("epoch", "global_step", "optimizer_states", "lr_schedulers")
+"""What Lightning checkpoints of either host call the state of a training run."""
 STATISTICS = (
     "state_mean",
     "state_std",
@@ -104,7 +106,7 @@ class ModelBundle:
     averaged_weights : dict of Tensor, optional
         An exponential or stochastic average of the weights.
     training : dict
-        ``epoch``, ``global_step``, ``optimizer_states``, ``lr_schedulers`` where known.
+        The entries of `TRAINING_STATE` that are known.
     host : dict
         What only one host understands, by host.
     """
@@ -230,18 +232,9 @@ def check_weights(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> No
 
 
 def _one_node_graph(graph: LamGraph) -> LamGraph:
-    def one_edge(edges: EdgeSet) -> EdgeSet:
-        return EdgeSet(torch.zeros(2, 1, dtype=torch.int64), torch.ones(1, edges.features.shape[1]), 1, 1)
-
-    return LamGraph(
-        num_grid=1,
-        mesh_coordinates=tuple(torch.zeros(1, level.shape[1]) for level in graph.mesh_coordinates),
-        g2m=one_edge(graph.g2m),
-        m2g=one_edge(graph.m2g),
-        m2m=tuple(one_edge(edges) for edges in graph.m2m),
-        mesh_up=tuple(one_edge(edges) for edges in graph.mesh_up),
-        mesh_down=tuple(one_edge(edges) for edges in graph.mesh_down),
-    )
+    one = torch.zeros(2, 1, dtype=torch.int64)
+    edges = {name: (one, torch.ones(1, held.features.shape[1])) for name, held in graph.edge_sets().items()}
+    return join_graph(1, tuple(torch.zeros(1, level.shape[1]) for level in graph.mesh_coordinates), edges)
 
 
 def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:

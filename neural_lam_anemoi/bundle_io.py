@@ -23,7 +23,7 @@ from .bundle import STATISTICS, Fields, Loss, ModelBundle, Variables
 from .errors import InvalidInputError
 from .files import complete_or_absent
 from .forcing import ForcingWindow
-from .graph import EdgeSet, LamGraph
+from .graph import LamGraph, edge_ends, join_graph
 from .nn.clamping import Clamping
 
 FORMAT = "neural-lam-anemoi bundle"
@@ -150,22 +150,8 @@ def graph_from_tensors(tensors: dict[str, Tensor], sizes: dict[str, Any]) -> Lam
     """Inverse of `graph_tensors`; ``sizes`` has ``num_grid`` and ``mesh_scaling``."""
     levels = sum(name.startswith("mesh_coordinates.") for name in tensors)
     mesh = tuple(tensors[f"mesh_coordinates.{level}"] for level in range(levels))
-    grid, count = sizes["num_grid"], [len(level) for level in mesh]
-
-    def edges(name: str, senders: int, receivers: int) -> EdgeSet:
-        return EdgeSet(tensors[f"{name}.index"], tensors[f"{name}.features"], senders, receivers)
-
-    gaps = range(levels - 1)
-    return LamGraph(
-        num_grid=grid,
-        mesh_coordinates=mesh,
-        g2m=edges("g2m", grid, count[0]),
-        m2g=edges("m2g", count[0], grid),
-        m2m=tuple(edges(f"m2m_{i}", count[i], count[i]) for i in range(levels)),
-        mesh_up=tuple(edges(f"mesh_up_{i}", count[i], count[i + 1]) for i in gaps),
-        mesh_down=tuple(edges(f"mesh_down_{i}", count[i + 1], count[i]) for i in gaps),
-        mesh_scaling=sizes["mesh_scaling"],
-    )
+    edges = {name: (tensors[f"{name}.index"], tensors[f"{name}.features"]) for name in edge_ends(levels)}
+    return join_graph(sizes["num_grid"], mesh, edges, sizes["mesh_scaling"])
 
 
 def _field_tensors(fields: Fields) -> dict[str, Tensor]:

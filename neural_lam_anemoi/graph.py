@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from .errors import InvalidInputError
+
+GRID = "grid"
+
+
+def mesh_name(level: int) -> str:
+    """Name of the node set of a mesh level, 0 being the finest."""
+    return f"mesh_{level}"
+
+
+def edge_ends(levels: int) -> dict[str, tuple[str, str]]:
+    """Node sets of senders and receivers of every edge set of a graph with so many mesh levels."""
+    ends = {"g2m": (GRID, mesh_name(0)), "m2g": (mesh_name(0), GRID)}
+    ends |= {f"m2m_{level}": (mesh_name(level), mesh_name(level)) for level in range(levels)}
+    ends |= {f"mesh_up_{level}": (mesh_name(level), mesh_name(level + 1)) for level in range(levels - 1)}
+    return ends | {f"mesh_down_{level}": (mesh_name(level + 1), mesh_name(level)) for level in range(levels - 1)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +110,9 @@ class LamGraph:
                 raise InvalidInputError(
                     f"graph: {levels} mesh levels need {expected} {name} edge sets, not {len(sets)}"
                 )
-        for name, edges, senders, receivers in self._with_expected_sizes():
+        sizes, edge_sets = self.node_sets(), self.edge_sets()
+        for name, ends in edge_ends(levels).items():
+            edges, (senders, receivers) = edge_sets[name], (sizes[end] for end in ends)
             if (edges.num_senders, edges.num_receivers) != (senders, receivers):
                 have = f"{edges.num_senders} to {edges.num_receivers}"
                 raise InvalidInputError(
@@ -118,20 +135,14 @@ class LamGraph:
         """Mesh nodes per level, finest first."""
         return tuple(len(level) for level in self.mesh_coordinates)
 
-    def _with_expected_sizes(self) -> Iterator[tuple[str, EdgeSet, int, int]]:
-        mesh = self.num_mesh
-        yield "g2m", self.g2m, self.num_grid, mesh[0]
-        yield "m2g", self.m2g, mesh[0], self.num_grid
-        for level, edges in enumerate(self.m2m):
-            yield f"m2m_{level}", edges, mesh[level], mesh[level]
-        for level, edges in enumerate(self.mesh_up):
-            yield f"mesh_up_{level}", edges, mesh[level], mesh[level + 1]
-        for level, edges in enumerate(self.mesh_down):
-            yield f"mesh_down_{level}", edges, mesh[level + 1], mesh[level]
+    def node_sets(self) -> dict[str, int]:
+        """Sizes of the node sets by name: ``grid``, ``mesh_0``, ``mesh_1``, …."""
+        return {GRID: self.num_grid} | {mesh_name(level): nodes for level, nodes in enumerate(self.num_mesh)}
 
     def edge_sets(self) -> dict[str, EdgeSet]:
         """All edge sets by name: ``g2m``, ``m2g``, ``m2m_0``, …, ``mesh_up_0``, …, ``mesh_down_0``, …."""
-        return {name: edges for name, edges, _, _ in self._with_expected_sizes()}
+        ordered = (self.g2m, self.m2g, *self.m2m, *self.mesh_up, *self.mesh_down)
+        return dict(zip(edge_ends(self.num_levels), ordered, strict=True))
 
     def normalised(self) -> LamGraph:
         """The graph with features as the networks read them.
@@ -159,3 +170,40 @@ class LamGraph:
             mesh_down=multiplied(self.mesh_down),
             mesh_scaling=1.0,
         )
+
+
+def join_graph(
+    num_grid: int,
+    mesh_coordinates: tuple[Tensor, ...],
+    edges: Mapping[str, tuple[Tensor, Tensor]],
+    mesh_scaling: float = 1.0,
+) -> LamGraph:
+    """A graph from the index and the features of each edge set, under the names of `edge_ends`.
+
+    Parameters
+    ----------
+    num_grid : int
+    mesh_coordinates : tuple of Tensor
+        One ``(nodes, 2)`` tensor per level: its length is the number of nodes.
+    edges : mapping of str to (Tensor, Tensor)
+        ``(2, E)`` and ``(E, F)``.
+    mesh_scaling : float
+
+    Raises
+    ------
+    InvalidInputError
+        An index is out of range, or shapes don't fit.
+    """
+    levels = len(mesh_coordinates)
+    sizes = {GRID: num_grid} | {mesh_name(level): len(nodes) for level, nodes in enumerate(mesh_coordinates)}
+    sets = {name: EdgeSet(*edges[name], sizes[ends[0]], sizes[ends[1]]) for name, ends in edge_ends(levels).items()}
+    return LamGraph(
+        num_grid=num_grid,
+        mesh_coordinates=mesh_coordinates,
+        g2m=sets["g2m"],
+        m2g=sets["m2g"],
+        m2m=tuple(sets[f"m2m_{level}"] for level in range(levels)),
+        mesh_up=tuple(sets[f"mesh_up_{level}"] for level in range(levels - 1)),
+        mesh_down=tuple(sets[f"mesh_down_{level}"] for level in range(levels - 1)),
+        mesh_scaling=mesh_scaling,
+    )

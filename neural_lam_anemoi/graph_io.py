@@ -8,7 +8,6 @@ tensor for the edges between grid and mesh, a list of tensors, one per level, fo
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import yaml
 from torch import Tensor
 
 from .errors import InvalidInputError
-from .graph import EdgeSet, LamGraph
+from .graph import LamGraph, join_graph
 from .weights import read_torch_file
 
 METAINFO = "metainfo.yaml"
@@ -145,33 +144,12 @@ def _assemble(
     num_grid: int,
     scaling: float,
 ) -> LamGraph:
-    sizes = [len(level) for level in mesh]
-    ends = {
-        "g2m": [(num_grid, sizes[0])],
-        "m2g": [(sizes[0], num_grid)],
-        "m2m": [(n, n) for n in sizes],
-        "mesh_up": list(itertools.pairwise(sizes)),
-        "mesh_down": list(zip(sizes[1:], sizes[:-1], strict=True)),
-    }
-
-    def edge_sets(name: str) -> tuple[EdgeSet, ...]:
-        if name not in index:
-            return ()
-        if len(index[name]) != len(ends[name]):
-            have, need = len(index[name]), len(ends[name])
-            raise InvalidInputError(f"{name} has {have} levels; a mesh of {len(mesh)} levels needs {need}")
-        return tuple(
-            EdgeSet(edges, values, *counts)
-            for edges, values, counts in zip(index[name], features[name], ends[name], strict=True)
-        )
-
-    return LamGraph(
-        num_grid=num_grid,
-        mesh_coordinates=tuple(mesh),
-        g2m=edge_sets("g2m")[0],
-        m2g=edge_sets("m2g")[0],
-        m2m=edge_sets("m2m"),
-        mesh_up=edge_sets("mesh_up"),
-        mesh_down=edge_sets("mesh_down"),
-        mesh_scaling=scaling,
-    )
+    levels = len(mesh)
+    expected = {"g2m": 1, "m2g": 1, "m2m": levels, "mesh_up": levels - 1, "mesh_down": levels - 1}
+    edges = {}
+    for name, sets in index.items():
+        if len(sets) != expected[name]:
+            raise InvalidInputError(f"{name} has {len(sets)} levels; a mesh of {levels} levels needs {expected[name]}")
+        for level, pair in enumerate(zip(sets, features[name], strict=True)):
+            edges[name if name in ("g2m", "m2g") else f"{name}_{level}"] = pair
+    return join_graph(num_grid, tuple(mesh), edges, scaling)

@@ -16,7 +16,8 @@ from torch_geometric.data import HeteroData
 
 from .bundle import Fields
 from .errors import InvalidInputError
-from .graph import EdgeSet, LamGraph
+from .graph import GRID as GRID_SET
+from .graph import LamGraph, edge_ends, join_graph, mesh_name
 from .weights import Stub, find_stub_state
 
 GRID = "data"
@@ -32,19 +33,10 @@ class HeteroParts:
     edges: dict[tuple[str, str, str], dict[str, Any]]
 
 
-def mesh_name(level: int) -> str:
-    """Node type of a mesh level."""
-    return f"mesh_{level}"
-
-
 def edge_types(levels: int) -> dict[str, tuple[str, str, str]]:
     """Anemoi's edge type for the name of every edge set of a graph with so many levels."""
-    mesh = [mesh_name(level) for level in range(levels)]
-    types = {"g2m": (GRID, "to", mesh[0]), "m2g": (mesh[0], "to", GRID)}
-    types |= {f"m2m_{i}": (mesh[i], "to", mesh[i]) for i in range(levels)}
-    types |= {f"mesh_up_{i}": (mesh[i], "to", mesh[i + 1]) for i in range(levels - 1)}
-    types |= {f"mesh_down_{i}": (mesh[i + 1], "to", mesh[i]) for i in range(levels - 1)}
-    return types
+    here = {GRID_SET: GRID}
+    return {name: (here.get(one, one), "to", here.get(two, two)) for name, (one, two) in edge_ends(levels).items()}
 
 
 def to_hetero(graph: LamGraph, fields: Fields) -> HeteroData:
@@ -79,23 +71,12 @@ def graph_from_hetero(parts: HeteroParts) -> LamGraph:
     if GRID not in parts.nodes or levels == 0:
         raise InvalidInputError(f"graph: node types {', '.join(parts.nodes)}; need {GRID} and mesh_0, …")
     mesh = tuple(_tensor(parts.nodes, mesh_name(level), "coordinates") for level in range(levels))
-    sizes = {GRID: len(_tensor(parts.nodes, GRID, "x")), **{mesh_name(i): len(level) for i, level in enumerate(mesh)}}
-
-    def edges(name: str) -> EdgeSet:
-        key = edge_types(levels)[name]
-        index, features = (_tensor(parts.edges, key, attribute) for attribute in ("edge_index", "edge_attr"))
-        return EdgeSet(index, features, sizes[key[0]], sizes[key[2]])
-
-    return LamGraph(
-        num_grid=sizes[GRID],
-        mesh_coordinates=mesh,
-        g2m=edges("g2m"),
-        m2g=edges("m2g"),
-        m2m=tuple(edges(f"m2m_{i}") for i in range(levels)),
-        mesh_up=tuple(edges(f"mesh_up_{i}") for i in range(levels - 1)),
-        mesh_down=tuple(edges(f"mesh_down_{i}") for i in range(levels - 1)),
-        mesh_scaling=float(parts.attributes.get("mesh_scaling", 1.0)),
-    )
+    edges = {
+        name: (_tensor(parts.edges, key, "edge_index"), _tensor(parts.edges, key, "edge_attr"))
+        for name, key in edge_types(levels).items()
+    }
+    scaling = float(parts.attributes.get("mesh_scaling", 1.0))
+    return join_graph(len(_tensor(parts.nodes, GRID, "x")), mesh, edges, scaling)
 
 
 def fields_from_hetero(parts: HeteroParts) -> Fields:

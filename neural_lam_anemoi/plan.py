@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .architecture import Architecture
 from .errors import InvalidInputError
-from .graph import LamGraph
+from .graph import GRID, LamGraph, mesh_name
 from .sharding.costs import (
     ADAM_BYTES,
     FLOAT32,
@@ -25,7 +25,7 @@ from .sharding.costs import (
     exchanged_bytes,
 )
 from .sharding.cuts import make_partition, passes_per_step
-from .sharding.partition import GRID, Partition, mesh_name, node_sets, plot_partition
+from .sharding.partition import Partition, plot_partition
 from .sharding.parts import edge_work, edges_per_rank, halo_rows, imbalance
 
 USABLE = 0.9
@@ -245,7 +245,7 @@ def _row(
 
 
 def _counts(graph: LamGraph, partition: Partition, edges: dict[str, Tensor], rank: int) -> Counts:
-    nodes = {name: len(partition.rows(name, rank)) for name in node_sets(graph)}
+    nodes = {name: len(partition.rows(name, rank)) for name in graph.node_sets()}
     assert mesh_name(0) in nodes
     return Counts(nodes, {name: int(count[rank]) for name, count in edges.items()})
 

@@ -11,7 +11,7 @@ import torch
 from anemoi.models.distributed.balanced_partition import get_balanced_partition_sizes
 
 from neural_lam_anemoi.errors import InvalidInputError
-from neural_lam_anemoi.graph import LamGraph
+from neural_lam_anemoi.graph import GRID, LamGraph, edge_ends, mesh_name
 from neural_lam_anemoi.sharding.cuts import (
     bisect,
     make_partition,
@@ -19,7 +19,7 @@ from neural_lam_anemoi.sharding.cuts import (
     passes_per_step,
     tiny_levels,
 )
-from neural_lam_anemoi.sharding.partition import GRID, Partition, edge_ends, mesh_name, node_sets, plot_partition
+from neural_lam_anemoi.sharding.partition import Partition, plot_partition
 from neural_lam_anemoi.sharding.parts import edge_part, edge_work, edges_per_rank, halo_rows, imbalance
 
 from .distributed.graphs import grid_coordinates, random_graph, read_graph, write_graph
@@ -58,7 +58,7 @@ def traffic(graph: LamGraph, partition: Partition) -> float:
 def test_work_is_balanced(kind: str, ranks: int, graph_and_places: tuple[LamGraph, torch.Tensor]) -> None:
     graph, places = graph_and_places
     partition = make_partition(graph, ranks, kind, places)
-    partition.check(node_sets(graph))
+    partition.check(graph.node_sets())
     work = edge_work(graph, partition, passes_per_step(graph.num_levels))
     regular = float(places[1, 0]) == int(places[1, 0])
     assert imbalance(work) <= (1.05 if regular else 1.10)
@@ -144,7 +144,7 @@ def test_parts_hold_every_edge_and_find_every_sender(seed: int, replicated: tupl
     graph = random_graph(seed, 14, (6, 3), 1.5)
     generator = torch.Generator().manual_seed(seed)
     ranks = 4
-    owners = {name: torch.randint(0, ranks, (n,), generator=generator) for name, n in node_sets(graph).items()}
+    owners = {name: torch.randint(0, ranks, (n,), generator=generator) for name, n in graph.node_sets().items()}
     partition = Partition("any", ranks, owners, replicated)
     counts, halos = edges_per_rank(graph, partition), halo_rows(graph, partition)
     for name, ends in edge_ends(graph.num_levels).items():

@@ -19,7 +19,6 @@ from neural_lam_anemoi.nn.networks import LamNetwork
 from neural_lam_anemoi.plan import plan, read_amplification
 from neural_lam_anemoi.sharding.costs import Counts, activation_bytes, count_parameters
 from neural_lam_anemoi.sharding.cuts import make_partition
-from neural_lam_anemoi.sharding.partition import node_sets
 
 from .distributed.graphs import build_network, random_graph, random_sample
 
@@ -72,7 +71,7 @@ def test_activations_are_estimated_within_15_percent(
     graph = random_graph(seed, num_grid, MODELS[model], density)
     layers = int(torch.randint(1, 5, (1,), generator=generator))
     network = build_network(model, graph, hidden_dim=64, processor_layers=layers)
-    counts = Counts(node_sets(graph), {name: edges.num_edges for name, edges in graph.edge_sets().items()})
+    counts = Counts(graph.node_sets(), {name: edges.num_edges for name, edges in graph.edge_sets().items()})
     arguments = (graph.num_levels, knob, precision, batch, steps, "cpu")
     estimate = activation_bytes(counts, network.architecture, *arguments)
     estimate += sum(p.numel() for p in network.parameters()) * (4 if precision == "32-true" else 8)  # gradients, casts

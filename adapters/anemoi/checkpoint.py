@@ -20,19 +20,20 @@ from anemoi.models.data_indices.collection import IndexCollection
 from anemoi.models.interface import AnemoiModelInterface
 from anemoi.models.migrations import Migrator
 from anemoi.utils.checkpoints import load_metadata, save_metadata
+from anemoi.utils.dates import frequency_to_string
 from anemoi.utils.provenance import gather_provenance_info
 from omegaconf import OmegaConf
 from torch import Tensor
 
 from neural_lam_anemoi import provenance, tree
-from neural_lam_anemoi.bundle import ModelBundle
+from neural_lam_anemoi.bundle import TRAINING_STATE, ModelBundle
 from neural_lam_anemoi.bundle_io import from_manifest, manifest
 from neural_lam_anemoi.errors import InvalidInputError
 from neural_lam_anemoi.files import complete_or_absent
 from neural_lam_anemoi.hetero import GRID, fields_from_hetero, graph_from_hetero, hetero_parts, to_hetero
 from neural_lam_anemoi.weights import Stub, find_stub_state, read_torch_file
 
-from .configuration import frequency, model_configuration
+from .configuration import model_configuration
 from .models import INPUT_STEPS, SECTION
 from .variables import dataset_variables, input_names
 
@@ -197,7 +198,7 @@ def _metadata(bundle: ModelBundle, config: Any, indices: dict[str, Any], names: 
     content = manifest(bundle)
     groups = input_names(content)
     forcing = groups["forcing"] + groups["static"]
-    step = frequency(bundle.time_step)
+    step = frequency_to_string(bundle.time_step)
     units = bundle.variables.units
     described: dict[str, dict[str, Any]] = {name: {"units": units.get(name, "")} for name in names}
     for name in groups["static"]:
@@ -292,7 +293,7 @@ def _restore_training(bundle: ModelBundle, content: Any, metadata: dict[str, Any
     kept = content.get(KEPT)
     if kept is None:
         bundle.host = tree.decode(metadata.get(KEPT, {}).get("host", {}), {})
-        names = ["epoch", "global_step", "optimizer_states", "lr_schedulers"]
+        names = list(TRAINING_STATE)
     else:
         decoded = tree.decode(json.loads(kept["json"]), kept["tensors"])
         bundle.host, names = decoded["host"], decoded["training"]

@@ -5,16 +5,13 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from neural_lam_anemoi.hetero import GRID, mesh_name
+from anemoi.utils.dates import frequency_to_string
+
+from neural_lam_anemoi.graph import mesh_name
+from neural_lam_anemoi.hetero import GRID
 
 from .models import INPUT_STEPS, MODELS, SECTION
 from .variables import input_names
-
-
-def frequency(step: datetime.timedelta) -> str:
-    """A time step as Anemoi writes it: ``6h``, ``90m``."""
-    minutes = round(step.total_seconds() / 60)
-    return f"{minutes // 60}h" if minutes % 60 == 0 else f"{minutes}m"
 
 
 def model_configuration(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -25,7 +22,7 @@ def model_configuration(manifest: dict[str, Any]) -> dict[str, Any]:
     """
     groups = input_names(manifest)
     architecture = manifest["architecture"]
-    step = frequency(datetime.timedelta(seconds=manifest["time_step_seconds"]))
+    step = frequency_to_string(datetime.timedelta(seconds=manifest["time_step_seconds"]))
     model = MODELS[architecture["model"]]
     normalizer = {"_target_": "anemoi.models.preprocessing.normalizer.InputNormalizer", "config": {"default": "none"}}
     return {

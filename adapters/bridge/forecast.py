@@ -10,13 +10,12 @@ import torch
 import xarray as xr
 import yaml
 from neural_lam.models import ARForecaster
-from neural_lam.weather_dataset import WeatherDataset
 
 from neural_lam_anemoi.adapters.neural_lam.checkpoint import load_datastore
 from neural_lam_anemoi.bundle import ModelBundle
 
 from .processes import executable, run_command
-from .verify import own_predictor
+from .verify import own_predictor, weather_samples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,15 +47,7 @@ class Forecast:
 def neural_lam_forecast(bundle: ModelBundle, config_path: Path, steps: int, index: int = 0) -> Forecast:
     """Forecast with neural-lam's own classes from a sample of the test split; at least two steps."""
     config, datastore = load_datastore(config_path)
-    window = bundle.forcing_window
-    dataset = WeatherDataset(
-        datastore,
-        split="test",
-        ar_steps=steps,
-        num_past_forcing_steps=window.past,
-        num_future_forcing_steps=window.future,
-    )
-    initial, target, forcing, times = dataset[index]
+    initial, target, forcing, times = weather_samples(datastore, bundle, steps)[index]
     mean, std = bundle.standardisation("state")
     forcing_mean, forcing_std = bundle.standardisation("forcing")
     forecaster = ARForecaster(own_predictor(bundle, config, datastore), datastore)

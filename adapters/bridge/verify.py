@@ -91,17 +91,21 @@ def compare(source: ModelBundle, converted: ModelBundle, config_path: Path) -> C
     )
 
 
-def read_sample(datastore: Any, bundle: ModelBundle, split: str = "test", index: int = 0) -> Sample:
-    """A sample of the datastore, as neural-lam's ``WeatherDataset`` gives it."""
+def weather_samples(datastore: Any, bundle: ModelBundle, steps: int) -> WeatherDataset:
+    """neural-lam's dataset over the test split, for forecasts of so many steps with the bundle's forcing window."""
     window = bundle.forcing_window
-    dataset = WeatherDataset(
+    return WeatherDataset(
         datastore,
-        split=split,
-        ar_steps=1,
+        split="test",
+        ar_steps=steps,
         num_past_forcing_steps=window.past,
         num_future_forcing_steps=window.future,
     )
-    states, _, forcing, _ = dataset[index]
+
+
+def read_sample(datastore: Any, bundle: ModelBundle, index: int = 0) -> Sample:
+    """A sample of the test split, as neural-lam's ``WeatherDataset`` gives it."""
+    states, _, forcing, _ = weather_samples(datastore, bundle, steps=1)[index]
     return Sample(states, forcing[0], bundle.fields.static.float())
 
 

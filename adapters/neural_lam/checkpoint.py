@@ -19,7 +19,7 @@ from torch import Tensor
 
 from neural_lam_anemoi import provenance, tree
 from neural_lam_anemoi.architecture import MODELS, Architecture
-from neural_lam_anemoi.bundle import Fields, Loss, ModelBundle, Variables
+from neural_lam_anemoi.bundle import TRAINING_STATE, Fields, Loss, ModelBundle, Variables
 from neural_lam_anemoi.errors import InvalidInputError
 from neural_lam_anemoi.files import complete_or_absent
 from neural_lam_anemoi.forcing import ForcingWindow
@@ -31,7 +31,6 @@ from .predictors import load_graph
 
 KIND = "neural-lam checkpoint"
 PREFIX = "forecaster.predictor."
-NEUTRAL_STATE = ("epoch", "global_step", "optimizer_states", "lr_schedulers")
 CONFIG_TYPES = (
     "NeuralLAMConfig",
     "DatastoreSelection",
@@ -81,8 +80,8 @@ def read_checkpoint(path: Path, config_path: Path, graph_name: str | None = None
         bundle = _assemble(arguments, weights, config, datastore, graph_name)
     except InvalidInputError as error:
         raise InvalidInputError(f"{path} with {config_path}: {error}") from None
-    bundle.training = {name: content[name] for name in NEUTRAL_STATE if name in content}
-    rest = {name: value for name, value in content.items() if name not in ("state_dict", *NEUTRAL_STATE)}
+    bundle.training = {name: content[name] for name in TRAINING_STATE if name in content}
+    rest = {name: value for name, value in content.items() if name not in ("state_dict", *TRAINING_STATE)}
     bundle.host = {"neural_lam": rest}
     bundle.provenance = [provenance.record(path, KIND)]
     return bundle

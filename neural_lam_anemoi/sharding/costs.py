@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Mapping
 
 from ..architecture import Architecture
-from ..graph import LamGraph
+from ..graph import GRID, LamGraph, edge_ends
 from .cuts import passes_per_step
-from .partition import GRID, Partition, edge_ends
+from .partition import Partition
 from .parts import halo_rows
 
 KNOBS = ("keep", "checkpoint_layers", "checkpoint_steps")

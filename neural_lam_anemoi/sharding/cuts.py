@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..architecture import Architecture
 from ..errors import InvalidInputError
-from ..graph import EdgeSet, LamGraph
-from .partition import GRID, Partition, edge_ends, mesh_name, node_sets
+from ..graph import GRID, EdgeSet, LamGraph, edge_ends, mesh_name
+from .partition import Partition
 
 KINDS = ("contiguous", "rcb", "metis")
 DEFAULT_PROCESSOR_LAYERS = 4
@@ -96,7 +96,7 @@ def tiny_levels(graph: LamGraph, ranks: int, nodes_per_rank: int = REPLICATED_BE
 
 def node_work(graph: LamGraph, passes: Mapping[str, int]) -> dict[str, Tensor]:
     """Work per step that comes with owning each node, per node set ``(nodes,)`` float64."""
-    sets = node_sets(graph)
+    sets = graph.node_sets()
     work = {name: torch.zeros(nodes, dtype=torch.float64) for name, nodes in sets.items()}
     work[GRID] += GRID_COST
     edge_sets = graph.edge_sets()
@@ -147,7 +147,7 @@ def _position_of_nearest(position: Tensor, into: EdgeSet, out_of: EdgeSet, nodes
 def _bisected(graph: LamGraph, ranks: int, passes: Mapping[str, int], grid: Tensor | None) -> dict[str, Tensor]:
     if grid is None:
         raise InvalidInputError("partition: rcb needs grid_coordinates, (num_grid, 2) in the unit of the mesh's")
-    sizes = node_sets(graph)
+    sizes = graph.node_sets()
     places = torch.cat([grid.double(), *(level[:, :2].double() for level in graph.mesh_coordinates)])
     work = torch.cat(list(node_work(graph, passes).values()))
     owner = bisect(places, work, ranks, _joined_edges(graph, passes))
@@ -155,8 +155,8 @@ def _bisected(graph: LamGraph, ranks: int, passes: Mapping[str, int], grid: Tens
 
 
 def _joined_edges(graph: LamGraph, passes: Mapping[str, int]) -> list[tuple[Tensor, int]]:
-    """Every edge set with its passes, nodes numbered through all node sets in the order of `node_sets`."""
-    sizes = node_sets(graph)
+    """Every edge set with its passes, nodes numbered through all node sets in the order of `LamGraph.node_sets`."""
+    sizes = graph.node_sets()
     start = dict(zip(sizes, torch.tensor([0, *sizes.values()]).cumsum(0).tolist(), strict=False))
     edge_sets = graph.edge_sets()
     return [
@@ -248,7 +248,7 @@ def _metis(graph: LamGraph, ranks: int, work: dict[str, Tensor]) -> dict[str, Te
         import pymetis
     except ImportError:
         raise InvalidInputError("partition: metis needs pymetis; install neural-lam-anemoi[metis]") from None
-    sizes = node_sets(graph)
+    sizes = graph.node_sets()
     one_way = torch.cat([index for index, _ in _joined_edges(graph, passes_per_step(graph.num_levels))], dim=1)
     nodes = sum(sizes.values())
     both = torch.cat([one_way, one_way.flip(0)], dim=1)

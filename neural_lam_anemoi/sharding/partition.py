@@ -13,28 +13,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInputError
-from ..graph import LamGraph
+from ..graph import GRID, LamGraph, mesh_name
 
-GRID = "grid"
 FORMAT = "neural-lam-anemoi partition 1"
-
-
-def mesh_name(level: int) -> str:
-    """Name of the node set of a mesh level, 0 being the finest."""
-    return f"mesh_{level}"
-
-
-def node_sets(graph: LamGraph) -> dict[str, int]:
-    """Sizes of the node sets by name: ``grid``, ``mesh_0``, ``mesh_1``, …."""
-    return {GRID: graph.num_grid} | {mesh_name(level): nodes for level, nodes in enumerate(graph.num_mesh)}
-
-
-def edge_ends(levels: int) -> dict[str, tuple[str, str]]:
-    """Node sets of senders and receivers of every edge set of a graph with so many mesh levels."""
-    ends = {"g2m": (GRID, mesh_name(0)), "m2g": (mesh_name(0), GRID)}
-    ends |= {f"m2m_{level}": (mesh_name(level), mesh_name(level)) for level in range(levels)}
-    ends |= {f"mesh_up_{level}": (mesh_name(level), mesh_name(level + 1)) for level in range(levels - 1)}
-    return ends | {f"mesh_down_{level}": (mesh_name(level + 1), mesh_name(level)) for level in range(levels - 1)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +122,7 @@ def plot_partition(partition: Partition, graph: LamGraph, grid_coordinates: Tens
     from matplotlib import colormaps
     from matplotlib import pyplot as plt
 
-    partition.check(node_sets(graph))
+    partition.check(graph.node_sets())
     axes = axes if axes is not None else plt.subplots(figsize=(6, 6))[1]
     colours = colormaps["tab20"]
     x, y = grid_coordinates.T.tolist()

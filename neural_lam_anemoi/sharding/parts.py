@@ -13,8 +13,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..graph import LamGraph
-from .partition import Partition, edge_ends
+from ..graph import LamGraph, edge_ends
+from .partition import Partition
 
 
 @dataclasses.dataclass(frozen=True)

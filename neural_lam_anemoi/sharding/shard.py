@@ -13,12 +13,12 @@ from anemoi.models.distributed.graph import gather_tensor
 from torch import Tensor, nn
 
 from ..errors import InvalidInputError
-from ..graph import EdgeSet, LamGraph
+from ..graph import GRID, LamGraph, edge_ends, join_graph, mesh_name
 from ..nn.networks import LamNetwork
 from .cuts import make_partition, passes_per_step
 from .halo import ModelGroup
 from .local_edges import LocalEdges
-from .partition import GRID, Partition, edge_ends, mesh_name, node_sets
+from .partition import Partition
 from .parts import edge_part
 
 GRID_BUFFERS = ("grid_static_features",)
@@ -176,30 +176,18 @@ def _choose(
         return make_partition(graph, group.size, partition or "contiguous", scaled, passes, replicate)
     if partition.ranks != group.size:
         raise InvalidInputError(f"shard: the partition is for {partition.ranks} ranks, the group has {group.size}")
-    partition.check(node_sets(graph))
+    partition.check(graph.node_sets())
     return partition if replicate is None else dataclasses.replace(partition, replicated=tuple(replicate))
 
 
 def graph_of(model: LamNetwork) -> LamGraph:
     """The normalised graph of a whole network, edges sorted by receiver, on the CPU."""
-    sizes = {GRID: model.num_grid}
     mesh = tuple(getattr(model, f"mesh_features_{level}").detach().cpu() for level in range(model.num_levels))
-    sizes |= {mesh_name(level): len(features) for level, features in enumerate(mesh)}
-    sets = {}
-    for name, (sender, receiver) in edge_ends(model.num_levels).items():
-        edges = model.edge_set(name)
-        index = torch.stack([edges.senders, edges.receivers]).cpu()
-        sets[name] = EdgeSet(index, edges.features.cpu(), sizes[sender], sizes[receiver])
-    gaps = range(model.num_levels - 1)
-    return LamGraph(
-        num_grid=model.num_grid,
-        mesh_coordinates=mesh,
-        g2m=sets["g2m"],
-        m2g=sets["m2g"],
-        m2m=tuple(sets[f"m2m_{level}"] for level in range(model.num_levels)),
-        mesh_up=tuple(sets[f"mesh_up_{level}"] for level in gaps),
-        mesh_down=tuple(sets[f"mesh_down_{level}"] for level in gaps),
-    )
+    edges = {}
+    for name in edge_ends(model.num_levels):
+        held = model.edge_set(name)
+        edges[name] = torch.stack([held.senders, held.receivers]).cpu(), held.features.cpu()
+    return join_graph(model.num_grid, mesh, edges)
 
 
 def _replace(model: LamNetwork, group: ModelGroup, partition: Partition, overlap: bool) -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from neural_lam_anemoi.sharding.partition import GRID, Partition, mesh_name, node_sets
+from neural_lam_anemoi.graph import GRID, mesh_name
+from neural_lam_anemoi.sharding.partition import Partition
 
 from .comparison import assert_equal
 from .graphs import build_network, pickled, random_graph, random_sample
@@ -36,7 +37,7 @@ def cases(draw: st.DrawFn) -> dict[str, object]:
     replicate = tuple(draw(st.lists(st.sampled_from(coarse), unique=True, max_size=levels)))
     if partition == "any":
         owners = {
-            name: torch.randint(0, count, (nodes,), generator=generator) for name, nodes in node_sets(graph).items()
+            name: torch.randint(0, count, (nodes,), generator=generator) for name, nodes in graph.node_sets().items()
         }
         owners[GRID] = owners[GRID].clamp(max=draw(st.integers(0, count - 1)))
         partition = Partition("any", count, owners)
@@ -80,7 +81,7 @@ def test_equals_the_whole_network_on_many_random_graphs(case: dict, ranks: Ranks
 
 def test_a_rank_without_anything_takes_part(ranks: Ranks) -> None:
     graph = random_graph(3, 12, (5, 2), 1.5)
-    owners = {name: torch.zeros(nodes, dtype=torch.int64) for name, nodes in node_sets(graph).items()}
+    owners = {name: torch.zeros(nodes, dtype=torch.int64) for name, nodes in graph.node_sets().items()}
     owners[GRID][6:] = 2
     network = build_network("hi_lam", graph)
     options = Options(Partition("lopsided", 4, owners))
