@@ -112,22 +112,26 @@ def from_manifest(
     Raises
     ------
     InvalidInputError
-        If the parts don't fit together.
+        If the manifest is incomplete or the parts don't fit together.
     """
-    return ModelBundle(
-        architecture=Architecture.from_dict(content["architecture"]),
-        weights=weights,
-        graph=graph,
-        variables=Variables.from_dict(content["variables"]),
-        statistics=statistics_from_manifest(content),
-        fields=fields,
-        forcing_window=ForcingWindow(**content["forcing_window"]),
-        clamping=Clamping(**content["clamping"]),
-        time_step=datetime.timedelta(seconds=content["time_step_seconds"]),
-        loss=Loss(content["loss"]["name"], tuple(content["loss"]["weights"])),
-        provenance=list(content["provenance"]),
-        **optional,
-    )
+    try:
+        parts = _parts(content)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidInputError(f"the manifest is damaged or incomplete ({type(error).__name__}: {error})") from None
+    return ModelBundle(weights=weights, graph=graph, fields=fields, **parts, **optional)
+
+
+def _parts(content: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "architecture": Architecture.from_dict(content["architecture"]),
+        "variables": Variables.from_dict(content["variables"]),
+        "statistics": statistics_from_manifest(content),
+        "forcing_window": ForcingWindow(**content["forcing_window"]),
+        "clamping": Clamping(**content["clamping"]),
+        "time_step": datetime.timedelta(seconds=content["time_step_seconds"]),
+        "loss": Loss(content["loss"]["name"], tuple(content["loss"]["weights"])),
+        "provenance": list(content["provenance"]),
+    }
 
 
 def statistics_from_manifest(content: dict[str, Any]) -> dict[str, Tensor]:

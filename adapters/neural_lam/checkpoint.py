@@ -39,6 +39,20 @@ CONFIG_TYPES = (
     "UniformFeatureWeighting",
     "OutputClamping",
 )
+ARGUMENTS = {
+    "model": str,
+    "graph": str,
+    "loss": str,
+    "mesh_aggr": str,
+    "hidden_dim": int,
+    "hidden_layers": int,
+    "processor_layers": int,
+    "num_past_forcing_steps": int,
+    "num_future_forcing_steps": int,
+    "output_std": bool,
+}
+"""Training arguments that decide what the network is, or is trained with."""
+ARGUMENT_DEFAULTS = {"loss": "wmse"}
 
 
 def is_checkpoint(content: Any) -> bool:
@@ -73,7 +87,7 @@ def read_checkpoint(path: Path, config_path: Path, graph_name: str | None = None
     content = read_torch_file(path) if content is None else content
     if not is_checkpoint(content):
         raise InvalidInputError(f"{path}: not a checkpoint of neural-lam 0.7 (no state_dict with training arguments)")
-    arguments = find_stub_state(content["hyper_parameters"]["args"])
+    arguments = _arguments(path, content["hyper_parameters"]["args"])
     config, datastore = load_datastore(config_path)
     weights = _predictor_weights(path, content["state_dict"])
     try:
@@ -152,7 +166,18 @@ def check_datastore(bundle: ModelBundle, config_path: Path) -> None:
             raise InvalidInputError(f"{config_path}: statistics {name} are {have}, the model was trained with {need}")
 
 
+def _arguments(path: Path, namespace: Any) -> dict[str, Any]:
+    arguments = ARGUMENT_DEFAULTS | find_stub_state(namespace)
+    for name, kind in ARGUMENTS.items():
+        if not isinstance(arguments.get(name), kind):
+            have = repr(arguments[name]) if name in arguments else "missing"
+            raise InvalidInputError(f"{path}: training argument {name} is {have}; it must be of type {kind.__name__}")
+    return arguments
+
+
 def _predictor_weights(path: Path, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in state_dict.items()):
+        raise InvalidInputError(f"{path}: state_dict holds something else than named tensors")
     foreign = [name for name in state_dict if not name.startswith(PREFIX)]
     if foreign:
         hint = "was it written by a neural-lam before 0.7?" if "grid_embedder.0.weight" in foreign else "unknown"
@@ -181,15 +206,15 @@ def _assemble(
         forcing_window=window,
         clamping=clamping,
         time_step=datastore.step_length,
-        loss=Loss(arguments.get("loss", "wmse"), tuple(get_state_feature_weighting(config, datastore))),
+        loss=Loss(arguments["loss"], tuple(get_state_feature_weighting(config, datastore))),
     )
     _check_clamping(bundle)
     return bundle
 
 
 def _architecture(arguments: dict[str, Any], variables: Variables, window: ForcingWindow) -> Architecture:
-    model = arguments.get("model")
-    if "efm" in str(model):
+    model = arguments["model"]
+    if "efm" in model:
         raise InvalidInputError(
             f"{model} is a Graph-EFM model, which isn't supported; supported are {', '.join(MODELS)}"
         )
@@ -198,7 +223,7 @@ def _architecture(arguments: dict[str, Any], variables: Variables, window: Forci
         for name in ("g2m_gnn_type", "m2g_gnn_type", "mesh_up_gnn_type", "mesh_down_gnn_type")
     }
     return Architecture(
-        model=str(model),
+        model=model,
         num_state=len(variables.state),
         num_forcing=len(variables.forcing) * window.length,
         num_static=len(variables.static),
@@ -206,7 +231,7 @@ def _architecture(arguments: dict[str, Any], variables: Variables, window: Forci
         hidden_layers=arguments["hidden_layers"],
         processor_layers=arguments["processor_layers"],
         mesh_aggr=arguments["mesh_aggr"],
-        output_std=bool(arguments["output_std"]),
+        output_std=arguments["output_std"],
         **gnn_types,
     )
 

@@ -9,9 +9,15 @@ import pytest
 
 from neural_lam_anemoi.adapters.bridge.processes import python_module, run_command
 
+from ..commands import run_process
+
 GRAPHS = {"graph_lam": "multiscale", "hi_lam": "hierarchical", "hi_lam_parallel": "hierarchical"}
 
 Trained = Callable[[str], Path]
+Converted = Callable[[str], Path]
+
+SAID = "said.txt"
+"""Beside a converted model: what the command printed."""
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +36,19 @@ def trained(era5_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Tra
         return checkpoint
 
     return train
+
+
+@pytest.fixture(scope="session")
+def converted(trained: Trained, era5_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Converted:
+    """Gives a directory in which ``anemoi/`` is what ``convert --to anemoi --verify`` made of a trained model."""
+    places = tmp_path_factory.mktemp("converted")
+
+    def convert(model: str) -> Path:
+        place = places / model
+        if not place.exists():
+            options = ["--to", "anemoi", "--output", place / "anemoi", "--config_path", era5_project, "--verify"]
+            said = run_process("convert", trained(model), *options)
+            (place / SAID).write_text(said)
+        return place
+
+    return convert

@@ -19,18 +19,16 @@ from neural_lam_anemoi.weights import read_torch_file
 
 from ..commands import run_process
 from ..natural_earth import make_natural_earth
-from .conftest import GRAPHS, Trained
+from .conftest import GRAPHS, SAID, Converted, Trained
 
 MODELS = [pytest.param(model, marks=[] if model == "graph_lam" else pytest.mark.full) for model in GRAPHS]
 FILES = {"inference-last.ckpt", "last.ckpt", "graph.pt"}
 
 
 @pytest.mark.parametrize("model", GRAPHS)
-def test_there_and_back(model: str, trained: Trained, era5_project: Path, tmp_path: Path) -> None:
-    source, anemoi = trained(model), tmp_path / "anemoi"
-    said = run_process(
-        "convert", source, "--to", "anemoi", "--output", anemoi, "--config_path", era5_project, "--verify"
-    )
+def test_there_and_back(model: str, trained: Trained, converted: Converted, tmp_path: Path) -> None:
+    source, place = trained(model), converted(model)
+    said, anemoi = (place / SAID).read_text(), place / "anemoi"
     for name in ("t2m", "u10", "v10", "msl", "tp"):
         row = next(line for line in said.splitlines() if line.startswith(f"{name} "))
         assert 0 <= float(row.split()[1]) < ALLOWED[1]
@@ -50,13 +48,11 @@ def test_through_a_bundle(model: str, trained: Trained, era5_project: Path, tmp_
 
 @pytest.mark.parametrize("model", MODELS)
 def test_same_forecast_in_both(
-    model: str, trained: Trained, era5_project: Path, era5_dataset: Path, tmp_path: Path
+    model: str, trained: Trained, converted: Converted, era5_project: Path, era5_dataset: Path, tmp_path: Path
 ) -> None:
-    source, anemoi = trained(model), tmp_path / "anemoi"
-    run_process("convert", source, "--to", "anemoi", "--output", anemoi, "--config_path", era5_project)
-    bundle = read_any(source, era5_project)
+    bundle = read_any(trained(model), era5_project)
     ours = neural_lam_forecast(bundle, era5_project, steps=4)
-    checkpoint, names = anemoi / "inference-last.ckpt", bundle.variables.state
+    checkpoint, names = converted(model) / "anemoi" / "inference-last.ckpt", bundle.variables.state
     theirs = anemoi_forecast(checkpoint, era5_dataset, ours.start, "24h", names, tmp_path / "inference")
     standardised = interior_differences(bundle, ours, theirs) / bundle.statistics["state_std"].double().numpy()
     for steps, allowed in ALLOWED.items():
@@ -65,11 +61,9 @@ def test_same_forecast_in_both(
     assert (changes > 0).all(), "a forecast that stands still agrees with anything"
 
 
-def test_graph_file(trained: Trained, era5_project: Path, tmp_path: Path) -> None:
-    source, anemoi = trained("graph_lam"), tmp_path / "anemoi"
-    run_process("convert", source, "--to", "anemoi", "--output", anemoi, "--config_path", era5_project)
-    bundle = read_any(source, era5_project)
-    graph = torch.load(anemoi / "graph.pt", weights_only=False)
+def test_graph_file(trained: Trained, converted: Converted, era5_project: Path) -> None:
+    bundle = read_any(trained("graph_lam"), era5_project)
+    graph = torch.load(converted("graph_lam") / "anemoi" / "graph.pt", weights_only=False)
     interior = graph["data"][INTERIOR].squeeze()
     assert interior.dtype == torch.bool and torch.equal(interior, ~bundle.fields.boundary)
     assert 0 < interior.sum() < len(interior)
@@ -85,10 +79,12 @@ def test_graph_file(trained: Trained, era5_project: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_scores_in_neural_lam_as_before(model: str, trained: Trained, era5_project: Path, tmp_path: Path) -> None:
-    source, anemoi, back = trained(model), tmp_path / "anemoi", tmp_path / "back.ckpt"
-    run_process("convert", source, "--to", "anemoi", "--output", anemoi, "--config_path", era5_project)
-    run_process("convert", anemoi / "inference-last.ckpt", "--to", "neural-lam", "--output", back)
+def test_scores_in_neural_lam_as_before(
+    model: str, trained: Trained, converted: Converted, era5_project: Path, tmp_path: Path
+) -> None:
+    source, back = trained(model), tmp_path / "back.ckpt"
+    inference = converted(model) / "anemoi" / "inference-last.ckpt"
+    run_process("convert", inference, "--to", "neural-lam", "--output", back)
     before, after = (
         _scores(era5_project, model, checkpoint, tmp_path / name)
         for name, checkpoint in (("before", source), ("after", back))

@@ -70,7 +70,9 @@ def both_sides(model: str, config: Path, place: Path) -> Sides:
     neural_lam_config, datastore = load_datastore(config)
     predictor = own_predictor(bundle, neural_lam_config, datastore)
     interface = torch.load(place / "anemoi" / "inference-last.ckpt", weights_only=False).eval()
-    static_mean, static_std = (datastore.get_standardization_dataarray("static")[f"static_{k}"] for k in ("mean", "std"))
+    static_mean, static_std = (
+        datastore.get_standardization_dataarray("static")[f"static_{k}"] for k in ("mean", "std")
+    )
     std = bundle.statistics["state_std"].double()
 
     def in_neural_lam(sample: Sample) -> Tensor:
