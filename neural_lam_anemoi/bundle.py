@@ -129,6 +129,8 @@ class ModelBundle:
     def __post_init__(self) -> None:
         expected = self._check()
         self.weights = {name: self.weights[name] for name in expected}  # optimizer state counts on the order
+        if self.averaged_weights is not None:
+            self.averaged_weights = {name: self.averaged_weights[name] for name in expected}
 
     def state_statistics(self) -> StateStatistics:
         """Statistics of the state in float32, as neural-lam casts them."""

@@ -7,7 +7,9 @@ tensors; every other class or function it names becomes an inert `Stub` that onl
 from __future__ import annotations
 
 import pickle
+import struct
 import zipfile
+import zlib
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,25 @@ import numpy as np
 import torch
 
 from .errors import InvalidInputError
+
+DAMAGE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What pickle, zipfile and torch raise at damaged files."""
 
 
 class Stub:
@@ -168,9 +189,7 @@ def read_torch_file(path: Path) -> Any:
     _check_zip(path)
     try:
         return torch.load(path, map_location="cpu", pickle_module=_SafePickle(), weights_only=False)
-    except (RuntimeError, EOFError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise InvalidInputError(f"{path}: not a readable torch file ({_first_line(error)})") from None
-    except (pickle.UnpicklingError, OSError, MemoryError, OverflowError, AssertionError, ImportError) as error:
+    except DAMAGE as error:
         raise InvalidInputError(f"{path}: not a readable torch file ({_first_line(error)})") from None
 
 
@@ -181,7 +200,7 @@ def _check_zip(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError) as error:
+    except DAMAGE as error:
         raise InvalidInputError(f"{path}: damaged archive ({_first_line(error)}); get the file anew") from None
     if damaged is not None:
         raise InvalidInputError(f"{path}: damaged, the checksum of {damaged} is wrong; get the file anew")
