@@ -33,7 +33,8 @@ from neural_lam_anemoi.files import complete_or_absent
 from neural_lam_anemoi.hetero import GRID, fields_from_hetero, graph_from_hetero, hetero_parts, to_hetero
 from neural_lam_anemoi.weights import Stub, find_stub_state, read_torch_file
 
-from .configuration import model_configuration
+from .configuration import HOST, model_configuration
+from .fine_tuning import write_configuration
 from .models import INPUT_STEPS, SECTION
 from .variables import dataset_variables, input_names
 
@@ -42,11 +43,11 @@ INFERENCE_KIND = "Anemoi inference checkpoint"
 NETWORK_PREFIX = "model.network."
 CONSTANTS = ("diff_mean", "diff_std")
 KEPT = "neural_lam_anemoi"
-FILES = ("inference-last.ckpt", "last.ckpt", "graph.pt")
+FILES = ("inference-last.ckpt", "last.ckpt", "graph.pt", "fine_tuning.yaml")
 
 
 def write_checkpoints(bundle: ModelBundle, directory: Path, force: bool = False) -> None:
-    """Write ``inference-last.ckpt``, ``last.ckpt`` and ``graph.pt`` as a new directory.
+    """Write `FILES` as a new directory.
 
     Parameters
     ----------
@@ -60,6 +61,7 @@ def write_checkpoints(bundle: ModelBundle, directory: Path, force: bool = False)
         graph = to_hetero(bundle.graph, bundle.fields)
         torch.save(graph, made / "graph.pt")
         interface, metadata = build_interface(bundle, graph)
+        write_configuration(bundle, metadata["config"], made / "fine_tuning.yaml")
         arrays = {GRID: _supporting_arrays(bundle)}
         training = _training_content(bundle, interface, graph, metadata, arrays)
         torch.save(training, made / "last.ckpt")
@@ -72,7 +74,7 @@ def write_checkpoints(bundle: ModelBundle, directory: Path, force: bool = False)
 def build_interface(bundle: ModelBundle, graph: Any) -> tuple[Any, dict[str, Any]]:
     """Anemoi's model object with the bundle's weights, and the metadata for its checkpoints."""
     content = manifest(bundle)
-    config = OmegaConf.create(model_configuration(content))
+    config = OmegaConf.create(model_configuration(content, _small_host(bundle)))
     names = dataset_variables(content)
     indices = {GRID: IndexCollection(config.data.datasets[GRID], {name: i for i, name in enumerate(names)})}
     metadata = _metadata(bundle, config, indices, names)
@@ -128,7 +130,7 @@ def read_checkpoint(path: Path, content: Any = None) -> ModelBundle:
         )
     except InvalidInputError as error:
         raise InvalidInputError(f"{path}: {error}") from None
-    _restore_training(bundle, content, metadata)
+    _restore_training(bundle, content, section)
     bundle.provenance.append(provenance.record(path, kind))
     return bundle
 
@@ -235,7 +237,6 @@ def _metadata(bundle: ModelBundle, config: Any, indices: dict[str, Any], names: 
             }
         },
         "metadata_inference": {"dataset_names": [GRID], "task": "forecaster", GRID: inference},
-        KEPT: {"host": _json_only(bundle.host)},
     }
 
 
@@ -245,15 +246,15 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, Tensor | np.ndarray) else value
 
 
-def _json_only(host: dict[str, Any]) -> Any:
-    """What fits into metadata: a host's hyper-parameters; tensors and loop state stay in the training checkpoint."""
+def _small_host(bundle: ModelBundle) -> str:
+    """What fits into a configuration: hyper-parameters; callbacks and loops stay in the training checkpoint."""
     small = {
         name: {key: value for key, value in kept.items() if key not in ("callbacks", "loops")}
-        for name, kept in host.items()
+        for name, kept in bundle.host.items()
     }
     tensors: dict[str, Tensor] = {}
     encoded = tree.encode(small, tensors)
-    return encoded if not tensors else {}
+    return json.dumps({} if tensors else encoded)
 
 
 def _training_content(
@@ -286,16 +287,13 @@ def _training_content(
     return content
 
 
-def _restore_training(bundle: ModelBundle, content: Any, metadata: dict[str, Any]) -> None:
-    if not isinstance(content, dict):
-        bundle.host = tree.decode(metadata.get(KEPT, {}).get("host", {}), {})
-        return
-    kept = content.get(KEPT)
-    if kept is None:
-        bundle.host = tree.decode(metadata.get(KEPT, {}).get("host", {}), {})
-        names = list(TRAINING_STATE)
-    else:
+def _restore_training(bundle: ModelBundle, content: Any, section: dict[str, Any]) -> None:
+    kept = content.get(KEPT) if isinstance(content, dict) else None
+    if kept is not None:
         decoded = tree.decode(json.loads(kept["json"]), kept["tensors"])
         bundle.host, names = decoded["host"], decoded["training"]
         bundle.averaged_weights = kept["averaged_weights"]
-    bundle.training = {name: content[name] for name in names if name in content}
+    else:
+        bundle.host, names = tree.decode(json.loads(section.get(HOST, "{}")), {}), list(TRAINING_STATE)
+    if isinstance(content, dict):
+        bundle.training = {name: content[name] for name in names if name in content}

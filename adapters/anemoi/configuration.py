@@ -13,9 +13,12 @@ from neural_lam_anemoi.hetero import GRID
 from .models import INPUT_STEPS, MODELS, SECTION
 from .variables import input_names
 
+HOST = "host"
+"""Under our section, as JSON: what only one host understands. Training in Anemoi carries it along."""
 
-def model_configuration(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Plain values for an Anemoi configuration, from a bundle's manifest.
+
+def model_configuration(manifest: dict[str, Any], host: str) -> dict[str, Any]:
+    """Plain values for an Anemoi configuration, from a bundle's manifest and what to keep under `HOST`.
 
     The normaliser is ``none``: the model standardises by itself. Precision is 32 because anemoi-inference would run half
     precision where none is given.
@@ -46,7 +49,7 @@ def model_configuration(manifest: dict[str, Any]) -> dict[str, Any]:
                 "_convert_": "none",
                 "hidden_nodes_name": [mesh_name(level) for level, _ in enumerate(manifest["graph"]["num_mesh"])],
             },
-            SECTION: manifest,
+            SECTION: manifest | {HOST: host.replace("${", "\\u0024{")},  # no interpolation for OmegaConf
         },
         "training": {"precision": "32", "multistep_input": INPUT_STEPS, "multistep_output": 1},
         "task": {"multistep_input": INPUT_STEPS, "multistep_output": 1, "timestep": step},

@@ -22,7 +22,7 @@ from ..natural_earth import make_natural_earth
 from .conftest import GRAPHS, SAID, Converted, Trained
 
 MODELS = [pytest.param(model, marks=[] if model == "graph_lam" else pytest.mark.full) for model in GRAPHS]
-FILES = {"inference-last.ckpt", "last.ckpt", "graph.pt"}
+FILES = {"inference-last.ckpt", "last.ckpt", "graph.pt", "fine_tuning.yaml"}
 
 
 @pytest.mark.parametrize("model", GRAPHS)

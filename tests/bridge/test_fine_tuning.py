@@ -1,0 +1,103 @@
+"""Anemoi's own training starts from a converted checkpoint, and what it makes goes home."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zarr
+from neural_lam import metrics
+from neural_lam.models.module import ForecasterModule
+
+from neural_lam_anemoi.adapters.anemoi.fine_tuning import loss_weights
+from neural_lam_anemoi.adapters.bridge.convert import read_any
+from neural_lam_anemoi.adapters.bridge.datasets import ATTRIBUTE
+from neural_lam_anemoi.adapters.bridge.processes import executable, run_command
+from neural_lam_anemoi.adapters.neural_lam.checkpoint import load_datastore
+from neural_lam_anemoi.weights import read_torch_file
+
+from ..commands import run_process
+from .conftest import Converted, Trained
+
+SPLITS = {"train": "training", "val": "validation", "test": "test"}
+
+
+def train(anemoi: Path, dataset: Path, place: Path, *options: str) -> Path:
+    """Two epochs of ``anemoi-training train`` from ``last.ckpt``; returns the directory of its checkpoints."""
+    overrides = [
+        f"system.input.dataset={dataset}",
+        f"system.input.graph={anemoi / 'graph.pt'}",
+        f"system.input.warm_start={anemoi / 'last.ckpt'}",
+        f"system.output.root={place}",
+        "system.hardware.accelerator=cpu",
+        "dataloader.batch_size={training: 1, validation: 1, test: 1}",
+        "dataloader.num_workers={training: 1, validation: 1, test: 1}",
+        "dataloader.pin_memory=False",
+        "dataloader.limit_batches={training: 3, validation: 1, test: 1}",
+        "training.max_epochs=2",
+        "training.num_sanity_val_steps=0",
+        "diagnostics.enable_progress_bar=False",
+        f"hydra.run.dir={place / 'hydra'}",
+        *options,
+    ]
+    for split, ends in zarr.open(str(dataset), mode="r").attrs[ATTRIBUTE]["splits"].items():
+        for end in ("start", "end"):
+            overrides.append(f"dataloader.{SPLITS[split]}.datasets.data.{end}='{ends[end]}'")
+    command = [executable("anemoi-training"), "train", "--config-dir", anemoi, "--config-name", "fine_tuning"]
+    run_command([*command, *overrides], place / "training.log", place / "checkpoint")
+    (last,) = (place / "checkpoint").glob("*/last.ckpt")
+    return last.parent
+
+
+def test_weights_arrive_and_go_home_with_neural_lam_s_arguments(
+    trained: Trained, converted: Converted, era5_dataset: Path, tmp_path: Path
+) -> None:
+    """Weights only, at a learning rate of zero: nothing may change."""
+    source, anemoi = trained("graph_lam"), converted("graph_lam") / "anemoi"
+    options = ("training.load_weights_only=True", "training.optimization.lr=0.0")
+    made = train(anemoi, era5_dataset, tmp_path / "run", *options)
+    for name in ("last", "inference-last"):
+        back = tmp_path / f"{name}.ckpt"
+        run_process("convert", made / f"{name}.ckpt", "--to", "neural-lam", "--output", back)
+        ours, theirs = (read_torch_file(path) for path in (source, back))
+        assert list(ours["state_dict"]) == list(theirs["state_dict"])
+        for key, tensor in ours["state_dict"].items():
+            assert torch.equal(tensor, theirs["state_dict"][key]), key
+        arguments = [content["hyper_parameters"]["args"].stub_state for content in (ours, theirs)]
+        assert json.dumps(arguments[0], default=repr) == json.dumps(arguments[1], default=repr)
+
+
+def test_what_was_fine_tuned_forecasts_the_same_in_neural_lam(
+    converted: Converted, era5_project: Path, era5_dataset: Path, tmp_path: Path
+) -> None:
+    """A full warm start: neural-lam's optimizer state is restored and moves the weights."""
+    anemoi = converted("graph_lam") / "anemoi"
+    made = train(anemoi, era5_dataset, tmp_path / "run")
+    assert "Restored all states from the checkpoint" in (tmp_path / "run" / "training.log").read_text()
+    before, after = read_any(anemoi / "last.ckpt").weights, read_any(made / "last.ckpt").weights
+    assert all(torch.isfinite(value).all() for value in after.values())
+    changed = [name for name, value in before.items() if not torch.equal(value, after[name])]
+    assert len(changed) > 0.9 * sum(value.numel() > 1 for value in before.values())
+    options = ["--to", "neural-lam", "--output", tmp_path / "back.ckpt", "--config_path", era5_project, "--verify"]
+    assert "t2m" in run_process("convert", made / "inference-last.ckpt", *options)
+
+
+@pytest.mark.parametrize(("loss", "power"), [("wmse", 2), ("wmae", 1)])
+def test_loss_weights_are_neural_lam_s(loss: str, power: int, converted: Converted, era5_project: Path) -> None:
+    """Weighted errors in physical units against ``neural_lam.metrics`` on standardised states."""
+    config, datastore = load_datastore(era5_project)
+    bundle = read_any(converted("graph_lam") / "anemoi" / "last.ckpt")
+
+    class Forecaster(torch.nn.Module):
+        predicts_std = False
+
+    module: Any = ForecasterModule(forecaster=Forecaster(), config=config, datastore=datastore, loss=loss)
+    std = bundle.standardisation("state")[1]
+    one, two = 3 * torch.randn(2, 50, 5, dtype=torch.float64)
+    expected = getattr(metrics, loss)(one, two, module.per_var_std.double())
+    weights = torch.tensor(list(loss_weights(bundle, loss).values()))
+    errors = (((one - two) * std.double()).abs() ** power * weights).sum(-1).mean()
+    torch.testing.assert_close(errors, expected, rtol=1e-6, atol=0)
