@@ -61,7 +61,7 @@ def write_checkpoints(bundle: ModelBundle, directory: Path, force: bool = False)
         graph = to_hetero(bundle.graph, bundle.fields)
         torch.save(graph, made / "graph.pt")
         interface, metadata = build_interface(bundle, graph)
-        write_configuration(bundle, metadata["config"], made / "fine_tuning.yaml")
+        write_configuration(bundle, metadata["config"], made / "fine_tuning.yaml", directory)
         arrays = {GRID: _supporting_arrays(bundle)}
         training = _training_content(bundle, interface, graph, metadata, arrays)
         torch.save(training, made / "last.ckpt")

@@ -20,6 +20,8 @@ GROUPS = {
     "training": "single",
 }
 """Anemoi's own configuration groups, on which ours builds."""
+INPUTS = {"graph": "graph.pt", "warm_start": "last.ckpt"}
+SPLITS = ("training", "validation", "test")
 POWERS = {"wmse": 2, "mse": 2, "wmae": 1, "mae": 1}
 """Losses of neural-lam that Anemoi has too, and the power of the error in them; any other is replaced by wmse."""
 LOSSES = {1: "anemoi.training.losses.MAELoss", 2: "anemoi.training.losses.MSELoss"}
@@ -32,12 +34,24 @@ _INTERIOR_ONLY = {
 }
 
 
-def write_configuration(bundle: ModelBundle, model: dict[str, Any], path: Path) -> None:
-    """Write a primary Hydra configuration; dataset, graph and output directory are left to the command line."""
+def write_configuration(bundle: ModelBundle, model: dict[str, Any], path: Path, place: Path) -> None:
+    """Write a primary Hydra configuration; dataset, its dates and the output directory are left to the command line.
+
+    Parameters
+    ----------
+    bundle : ModelBundle
+    model : dict
+        The configuration in the model's checkpoint.
+    path : Path
+        File to write.
+    place : Path
+        Where ``graph.pt`` and ``last.ckpt`` will be.
+    """
     loss = bundle.loss.name if bundle.loss.name in POWERS else "wmse"
     content = {
         "defaults": [*({group: choice} for group, choice in GROUPS.items()), "_self_"],
         "config_validation": False,  # Anemoi's schemas know no models but its own
+        "system": {"input": {name: str(place.resolve() / file) for name, file in INPUTS.items()}},
         "data": model["data"],
         "model": model["model"] | {"keep_batch_sharded": True, "output_mask": _of_dataset(_BOUNDARY_IS_GIVEN)},
         "task": model["task"],

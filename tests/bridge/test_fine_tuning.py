@@ -29,12 +29,8 @@ def train(anemoi: Path, dataset: Path, place: Path, *options: str) -> Path:
     """Two epochs of ``anemoi-training train`` from ``last.ckpt``; returns the directory of its checkpoints."""
     overrides = [
         f"system.input.dataset={dataset}",
-        f"system.input.graph={anemoi / 'graph.pt'}",
-        f"system.input.warm_start={anemoi / 'last.ckpt'}",
         f"system.output.root={place}",
         "system.hardware.accelerator=cpu",
-        "dataloader.batch_size={training: 1, validation: 1, test: 1}",
-        "dataloader.num_workers={training: 1, validation: 1, test: 1}",
         "dataloader.pin_memory=False",
         "dataloader.limit_batches={training: 3, validation: 1, test: 1}",
         "training.max_epochs=2",
