@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= graph_lam
 
-.PHONY: setup lint test test-all demo
+.PHONY: setup lint test test-all peer-test demo
 
 setup: $(VENV)/installed
 
@@ -24,6 +24,9 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest -m ""
+
+peer-test: setup
+	$(BIN)/python -m tests.peer.run
 
 demo: setup
 	$(BIN)/neural-lam-anemoi demo --output demo/$(MODEL) --model $(MODEL) --force
