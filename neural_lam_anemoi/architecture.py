@@ -91,6 +91,17 @@ class Architecture:
         """Widths after the input of every MLP."""
         return [self.hidden_dim] * (self.hidden_layers + 1)
 
+    def check_levels(self, levels: int) -> None:
+        """Raise `InvalidInputError` unless the network runs on a mesh of so many levels."""
+        if self.hierarchical and levels == 1:
+            raise InvalidInputError(
+                f"{self.model} needs a mesh of several levels, the graph has one; make one of archetype hierarchical"
+            )
+        if not self.hierarchical and levels > 1:
+            raise InvalidInputError(
+                f"{self.model} does not use a hierarchical mesh graph, this has {levels} levels; use hi_lam or another"
+            )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values only, fit for JSON."""
         return dataclasses.asdict(self)

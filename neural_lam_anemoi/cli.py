@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     _add_convert(commands)
     _add_dataset(commands)
+    _add_plan(commands)
     _add_demo(commands)
     return parser
 
@@ -70,6 +71,26 @@ def _add_dataset(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--ranks", type=int, default=1, help="chunk the grid for so many readers (default 1)")
     parser.add_argument("--force", action="store_true", help="replace an existing output")
     parser.set_defaults(run=_dataset)
+
+
+def _add_plan(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("plan", help="memory and traffic of a graph on several ranks, before they are rented")
+    parser.add_argument("--graph", required=True, help="directory of a graph or, with --config_path, its name")
+    parser.add_argument("--config_path", type=Path, help="neural-lam's configuration: variables and coordinates")
+    parser.add_argument("--model", default="graph_lam", choices=("graph_lam", "hi_lam", "hi_lam_parallel"))
+    for name, default in (("hidden_dim", 64), ("hidden_layers", 1), ("processor_layers", 4)):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"as in training (default {default})")
+    for name, default in (("num_state", 17), ("num_forcing", 15), ("num_static", 4)):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"columns, without a project ({default})")
+    for name in ("num_past_forcing_steps", "num_future_forcing_steps"):
+        parser.add_argument(f"--{name}", type=int, default=1, help="as in training (default 1)")
+    parser.add_argument("--batch_size", type=int, default=1, help="samples per group of ranks (default 1)")
+    parser.add_argument("--rollout", type=int, default=1, help="steps that gradients flow through (default 1)")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="that share one sample")
+    parser.add_argument("--gpu_memory", default="80GiB", help="of one GPU (default 80GiB)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--plot", type=Path, help="image file: the partition on the map, memory against ranks")
+    parser.set_defaults(run=_plan)
 
 
 def _add_demo(commands: argparse._SubParsersAction) -> None:
@@ -108,6 +129,28 @@ def _dataset(options: argparse.Namespace) -> None:
         force=options.force,
     )
     print(*summary.lines(), sep="\n")
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from .architecture import Architecture
+    from .graph_io import read_lone_graph_directory
+    from .plan import parse_bytes, plan
+
+    memory = parse_bytes(options.gpu_memory)
+    counts = {name: getattr(options, name) for name in ("num_state", "num_forcing", "num_static")}
+    if options.config_path is None:
+        graph, coordinates = read_lone_graph_directory(Path(options.graph))
+    else:
+        from .adapters.neural_lam.planning import read_project
+
+        window = options.num_past_forcing_steps + options.num_future_forcing_steps + 1
+        graph, coordinates, counts = read_project(options.config_path, options.graph, window)
+    widths = {name: getattr(options, name) for name in ("hidden_dim", "hidden_layers", "processor_layers")}
+    architecture = Architecture(options.model, **counts, **widths)
+    found = plan(graph, architecture, options.ranks, options.batch_size, options.rollout, memory, coordinates)
+    if options.plot:
+        found.plot(options.plot)
+    print(found.to_json() if options.json else "\n".join(found.table()))
 
 
 def _demo(options: argparse.Namespace) -> None:

@@ -8,6 +8,7 @@ tensor for the edges between grid and mesh, a list of tensors, one per level, fo
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,7 @@ def read_graph_directory(directory: Path, num_grid: int, grid_span: float) -> La
     InvalidInputError
         A file is missing, the version is unknown, an index is out of range or levels don't fit.
     """
-    if not directory.is_dir():
-        raise InvalidInputError(f"{directory}: no such graph directory; make one with neural_lam.create_graph_with_wmg")
+    _require_directory(directory)
     version = _spec_version(directory)
     mesh = _tensor_list(directory, "mesh_features.pt")
     names = (*FLAT_SETS, *HIERARCHY_SETS) if len(mesh) > 1 else FLAT_SETS
@@ -66,6 +66,49 @@ def read_graph_directory(directory: Path, num_grid: int, grid_span: float) -> La
         return _assemble(mesh, index, features, num_grid, scaling)
     except InvalidInputError as error:
         raise InvalidInputError(f"{directory}: {error}") from None
+
+
+def read_lone_graph_directory(directory: Path) -> tuple[LamGraph, Tensor | None]:
+    """Read a graph directory without the datastore it was made for.
+
+    The grid is what receives edges from the mesh: neural-lam's graphs give every grid node some.
+
+    Parameters
+    ----------
+    directory : Path
+
+    Returns
+    -------
+    graph : LamGraph
+    grid_coordinates : Tensor or None
+        Shape ``(num_grid, 2)``, in the unit of the mesh coordinates: where the vectors from the mesh say that each grid
+        node is. None for a legacy directory, whose vectors are in another unit.
+
+    Raises
+    ------
+    InvalidInputError
+        As `read_graph_directory`, or the vectors of a grid node contradict each other.
+    """
+    _require_directory(directory)
+    (m2g,) = _tensor_list(directory, "m2g_edge_index.pt")
+    if _spec_version(directory) == LEGACY:
+        return read_graph_directory(directory, int(m2g[1].max() - m2g[1].min()) + 1, grid_span=1.0), None
+    graph = read_graph_directory(directory, int(m2g[1].max()) + 1, grid_span=1.0)
+    coordinates = _grid_coordinates(graph)
+    if coordinates is None:
+        raise InvalidInputError(f"{directory}: m2g features contradict each other; make the graph anew")
+    return dataclasses.replace(graph, mesh_scaling=float(coordinates.max() - coordinates.min())), coordinates
+
+
+def _grid_coordinates(graph: LamGraph) -> Tensor | None:
+    senders, receivers = graph.m2g.index
+    mesh, vectors = graph.mesh_coordinates[0][senders, :2].double(), graph.m2g.features[:, 1:3].double()
+    edges = torch.bincount(receivers, minlength=graph.num_grid).clamp(min=1).unsqueeze(1)
+    for said in (mesh + vectors, mesh - vectors):
+        places = torch.zeros(graph.num_grid, 2, dtype=torch.float64).index_add_(0, receivers, said) / edges
+        if (said - places[receivers]).abs().max() <= 1e-3 * vectors.abs().max():
+            return places
+    return None
 
 
 def write_graph_directory(graph: LamGraph, directory: Path) -> None:
@@ -88,6 +131,11 @@ def write_graph_directory(graph: LamGraph, directory: Path) -> None:
             torch.save([edges.features for edges in sets], directory / f"{name}_features.pt")
     torch.save(list(graph.mesh_coordinates), directory / "mesh_features.pt")
     (directory / METAINFO).write_text(yaml.safe_dump({"spec_version": SPEC_VERSION}))
+
+
+def _require_directory(directory: Path) -> None:
+    if not directory.is_dir():
+        raise InvalidInputError(f"{directory}: no such graph directory; make one with neural_lam.create_graph_with_wmg")
 
 
 def _spec_version(directory: Path) -> str:

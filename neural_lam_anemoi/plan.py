@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,8 @@ from .sharding.parts import edge_work, edges_per_rank, halo_rows, imbalance
 USABLE = 0.9
 """Share of a GPU's memory that is planned with: the rest is the runtime's, and lost between blocks."""
 MEGABYTE = 1e6
+UNITS = {"": 1, "B": 1, "MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+"""Bytes of the units that people give memory in."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Plan:
         return json.dumps(head | {"cheapest": cheapest, "rows": rows}, indent=1)
 
     def table(self) -> list[str]:
-        """Lines of text for a terminal."""
+        """Lines of text for a terminal: counts and the choice, then the memory of every setting."""
         titles = [
             "ranks",
             "kind",
@@ -107,27 +111,37 @@ class Plan:
             "MB/step",
             "read",
             "imbalance",
-            "params",
-            "optim",
-            "activations",
-            "cheapest",
+            "cheapest that fits",
         ]
         lines = [titles]
         for row in self.rows:
             least = min(row.settings, key=lambda setting: setting.total_mb)
-            shown = row.cheapest or least
-            choice = f"{shown.knob}, {shown.precision}" if row.cheapest else f"too small: needs {least.total_mb:.0f} MB"
+            found = row.cheapest
+            choice = f"{found.knob}, {found.precision}" if found else f"too small: needs {least.total_mb:.0f} MB"
             cells: list[Any] = [row.ranks, row.kind, row.grid_nodes, row.mesh_nodes, row.edges, row.halo_rows]
-            cells += [f"{row.exchanged_mb:.2f}", f"{row.read_amplification:.1f}", f"{row.imbalance:.2f}"]
-            cells += [f"{x:.0f}" for x in (row.parameters_mb, row.optimizer_mb, shown.activations_mb)]
-            lines.append([str(cell) for cell in [*cells, choice]])
-        widths = [max(len(line[i]) for line in lines) for i in range(len(titles))]
-        text = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+            cells += [f"{row.exchanged_mb:.2f}", f"{row.read_amplification:.1f}", f"{row.imbalance:.2f}", choice]
+            lines.append([str(cell) for cell in cells])
+        settings = self.rows[0].settings
+        memory = [["ranks", "kind", "params", "optimizer", *(f"{s.knob}, {s.precision}" for s in settings)]]
+        for row in self.rows:
+            sizes = [row.parameters_mb, row.optimizer_mb, *(setting.activations_mb for setting in row.settings)]
+            memory.append([str(row.ranks), row.kind, *(f"{size:.0f}" for size in sizes)])
+        return [
+            *_aligned(lines),
+            "",
+            "MB on the fullest rank; activations for each setting:",
+            *_aligned(memory),
+            self.advice,
+        ]
+
+    @property
+    def advice(self) -> str:
+        """What to do, in one line."""
         found = self.cheapest
         if found is None:
-            return [*text, "nothing fits; add ranks, or lower hidden_dim or the rollout"]
+            return "nothing fits; add ranks, or lower hidden_dim or the rollout"
         row, setting = found
-        return [*text, f"cheapest that fits: {row.ranks} ranks, {row.kind}, {setting.knob}, {setting.precision}"]
+        return f"cheapest that fits: {row.ranks} ranks, {row.kind}, {setting.knob}, {setting.precision}"
 
     def plot(self, path: Path) -> None:
         """Draw the partition of most ranks on the map and memory against ranks, into an image file.
@@ -147,15 +161,22 @@ class Plan:
         plot_partition(self.partitions[last.ranks, last.kind], self.graph, self.grid_coordinates, left)
         for knob in KNOBS:
             for precision in PRECISIONS:
-                rows = [row for row in self.rows if row.kind == last.kind]
+                rows = [row for row in self.rows if row.kind == last.kind or row.ranks == 1]
                 needed = [
                     s.total_mb / 1e3 for row in rows for s in row.settings if (s.knob, s.precision) == (knob, precision)
                 ]
                 right.plot([row.ranks for row in rows], needed, marker="o", label=f"{knob}, {precision}")
         right.axhline(self.gpu_memory * USABLE / 1e9, color="black", linestyle="--", label="GPU memory, nine tenths")
         right.set(xscale="log", yscale="log", xlabel="ranks", ylabel="GB on the fullest rank")
+        right.set_xticks(shown := [row.ranks for row in rows], labels=map(str, shown), minor=False)
+        right.minorticks_off()
         right.legend(fontsize=7)
         figure.savefig(path)
+
+
+def _aligned(lines: list[list[str]]) -> list[str]:
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
 
 
 def plan(
@@ -187,20 +208,22 @@ def plan(
     Returns
     -------
     Plan
-        Rows in the order of ``ranks``, every kind of partition. Activations are estimates, see
+        Rows in the order of ``ranks``, every kind of partition (``metis`` if it is installed). Activations are estimates, see
         `neural_lam_anemoi.sharding.costs.activation_bytes`; the rest is exact.
 
     Raises
     ------
     InvalidInputError
-        No ranks, or a number below 1 anywhere.
+        No ranks, a number below 1 anywhere, or a model for another kind of mesh.
     """
     for name, value in (("ranks", min(ranks, default=0)), ("batch_size", batch_size), ("rollout", rollout)):
         if value < 1:
             raise InvalidInputError(f"plan: {name} is {value}; at least 1 is needed")
+    architecture.check_levels(graph.num_levels)
     if gpu_memory < 1:
         raise InvalidInputError(f"plan: gpu_memory is {gpu_memory} bytes; give what a GPU has, such as 80GiB")
-    kinds = ("contiguous",) if grid_coordinates is None else ("contiguous", "rcb")
+    kinds = ["contiguous"] if grid_coordinates is None else ["contiguous", "rcb"]
+    kinds += ["metis"] * (importlib.util.find_spec("pymetis") is not None)
     passes = passes_per_step(graph.num_levels, architecture)
     partitions = {
         (count, kind): make_partition(graph, count, kind, grid_coordinates, passes, replicate=None)
@@ -210,6 +233,20 @@ def plan(
     }
     rows = [_row(graph, architecture, p, batch_size, rollout, gpu_memory) for p in partitions.values()]
     return Plan(architecture.model, batch_size, rollout, gpu_memory, rows, partitions, graph, grid_coordinates)
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes in a text such as ``80GiB``.
+
+    Raises
+    ------
+    InvalidInputError
+        If it isn't a number with one of `UNITS`.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(\w*)", text.strip())
+    if found is None or found[2] not in UNITS:
+        raise InvalidInputError(f"{text!r} is no amount of memory; use a number with one of {', '.join(UNITS)[2:]}")
+    return int(float(found[1]) * UNITS[found[2]])
 
 
 def _row(

@@ -387,11 +387,4 @@ NETWORKS: dict[str, type[LamNetwork]] = {network.model: network for network in (
 def _check_fit(model: str, architecture: Architecture, graph: LamGraph) -> None:
     if architecture.model != model:
         raise InvalidInputError(f"{model}: the architecture is of {architecture.model}")
-    if architecture.hierarchical and not graph.hierarchical:
-        raise InvalidInputError(
-            f"{model} needs a mesh of several levels, the graph has one; make one of archetype hierarchical"
-        )
-    if not architecture.hierarchical and graph.hierarchical:
-        raise InvalidInputError(
-            f"{model} does not use a hierarchical mesh graph, this has {graph.num_levels} levels; use hi_lam or another"
-        )
+    architecture.check_levels(graph.num_levels)

@@ -17,7 +17,7 @@ from .conftest import Trained
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 BLOCK = re.compile(r"(?:^`(?P<file>[\w.]+)`:\n\n)?^```(?P<language>\w+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
-MADE = ("anemoi/fine_tuning.yaml", "anemoi.zarr", "forecast.nc", "back.ckpt", "tuned.ckpt")
+MADE = ("anemoi/fine_tuning.yaml", "anemoi.zarr", "forecast.nc", "back.ckpt", "tuned.ckpt", "plan.png")
 
 
 def test_two_commands_come_first() -> None:
@@ -45,15 +45,17 @@ def test_commands(era5_project: Path, trained: Trained, tmp_path: Path) -> None:
     for block in blocks:
         if block["file"]:
             (tmp_path / block["file"]).write_text(block["body"])
+    said: list[str] = []
     for line in (line for block in blocks if block["language"] == "sh" for line in block["body"].splitlines()):
         if line.startswith("make "):
             continue
         done = subprocess.run(
             ["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400
         )
+        said.append(done.stdout)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
     for name in MADE:
         assert (tmp_path / name).exists(), name
     assert list(tmp_path.rglob("test_rmse.csv")), "nothing was scored"
-    counts = re.findall(r"rank \d: (\d+) of (\d+) grid nodes", done.stdout)
+    counts = re.findall(r"rank \d: (\d+) of (\d+) grid nodes", "".join(said))
     assert len(counts) == 2 and sum(int(own) for own, _ in counts) == int(counts[0][1])

@@ -1,0 +1,51 @@
+"""What `neural_lam_anemoi.plan` needs to know of a neural-lam project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from neural_lam_anemoi.graph import LamGraph
+
+from .checkpoint import load_datastore, read_variables
+from .predictors import load_graph
+
+
+def read_project(config_path: Path, graph_name: str, window: int) -> tuple[LamGraph, Tensor, dict[str, int]]:
+    """Graph, grid coordinates and numbers of variables of a project.
+
+    Parameters
+    ----------
+    config_path : Path
+        neural-lam's configuration.
+    graph_name : str
+    window : int
+        Columns per forcing variable.
+
+    Returns
+    -------
+    graph : LamGraph
+    grid_coordinates : Tensor
+        Shape ``(num_grid, 2)``, in the unit of the mesh coordinates.
+    counts : dict of int
+        ``num_state``, ``num_forcing``, ``num_static``, as an `Architecture` wants them.
+
+    Raises
+    ------
+    InvalidInputError
+        As `load_datastore` and `read_graph_directory`.
+    """
+    _, datastore = load_datastore(config_path)
+    graph = load_graph(datastore, graph_name, datastore.num_grid_points)
+    coordinates = torch.tensor(datastore.get_xy("state", stacked=True), dtype=torch.float64)
+    if graph.mesh_scaling == 1.0:  # legacy: mesh coordinates are stored divided by the largest grid coordinate
+        coordinates = coordinates / coordinates.abs().max()
+    variables = read_variables(datastore)
+    counts = {
+        "num_state": len(variables.state),
+        "num_forcing": len(variables.forcing) * window,
+        "num_static": len(variables.static),
+    }
+    return graph, coordinates, counts
