@@ -24,6 +24,7 @@ from neural_lam_anemoi.forcing import ForcingWindow
 from neural_lam_anemoi.hetero import GRID, graph_from_hetero, hetero_parts
 from neural_lam_anemoi.nn import networks
 from neural_lam_anemoi.nn.clamping import Clamping
+from neural_lam_anemoi.sharding.shard import gather_grid, sharded_twin
 
 from .variables import input_names
 
@@ -121,27 +122,68 @@ class _LamModel(BaseGraphModel):
         ----------
         x : dict of Tensor
             ``{"data": (batch, 2, ensemble, grid, variables)}`` in physical units.
-        model_comm_group, grid_shard_sizes
-            Anemoi's; a group of more than one rank isn't served.
+        model_comm_group : ProcessGroup, optional
+            The ranks that compute a sample together; any batch size is fine.
+        grid_shard_sizes : dict, optional
+            Under ``data`` the grid rows of each rank, if ``x`` holds this rank's alone; then so does the result.
+            Otherwise every rank has the whole grid, and gets it back.
 
         Returns
         -------
         dict of Tensor
             ``{"data": (batch, 1, ensemble, grid, state variables)}`` in physical units.
+
+        Raises
+        ------
+        InvalidInputError
+            The grid is cut differently from the network's partition.
         """
-        if model_comm_group is not None and model_comm_group.size() > 1:
-            raise InvalidInputError("this model can't be sharded by Anemoi yet; set num_gpus_per_model: 1")
-        inputs = x[GRID]
+        network = self._part_of(model_comm_group)
+        sizes = (grid_shard_sizes or {}).get(GRID)
+        if network.sharding is None or network is self.network:
+            return {GRID: self._step(network, x[GRID])}
+        if sizes is None:
+            return {GRID: gather_grid(self._step(network, network.take_rows(x[GRID])), network)}
+        if list(sizes) != network.sharding.grid_sizes:
+            due = network.sharding.grid_sizes
+            raise InvalidInputError(f"the grid is cut into {list(sizes)} rows, this model needs {due}")
+        return {GRID: self._step(network, x[GRID])}
+
+    @property
+    def grid_rows(self) -> Tensor:
+        """Grid nodes that this rank owns after `neural_lam_anemoi.shard`."""
+        return self.network.grid_rows
+
+    def take_rows(self, x: Tensor) -> Tensor:
+        """Cut ``x``, shape ``(..., num_grid, features)``, to the rows in `grid_rows`."""
+        return self.network.take_rows(x)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what belongs to a process group: checkpoints are the same on any number of ranks."""
+        return {name: value for name, value in self.__dict__.items() if name != "_parts"}
+
+    def _part_of(self, group: ProcessGroup | None) -> networks.LamNetwork:
+        """The network, or its sharded twin for ``group``: made when first asked for, on the device it is on then."""
+        if group is None or group.size() == 1:
+            return self.network
+        parts = self.__dict__.setdefault("_parts", {})
+        key = (group, self.state_mean.device)
+        if key not in parts:
+            parts.clear()
+            parts[key] = sharded_twin(self.network, group)
+        return parts[key]
+
+    def _step(self, network: networks.LamNetwork, inputs: Tensor) -> Tensor:
         batch, _, ensemble, grid, _ = inputs.shape
         older, newer = inputs.transpose(1, 2).reshape(batch * ensemble, INPUT_STEPS, grid, -1).unbind(1)
-        state, _ = self.network.step(
+        state, _ = network.step(
             self._standardised(newer, "state"),
             self._standardised(older, "state"),
             self._standardised(newer, "forcing"),
             self._standardised(newer, "static"),
         )
         physical = state.to(inputs.dtype) * self.state_std + self.state_mean
-        return {GRID: physical[..., self.output_order].reshape(batch, ensemble, 1, grid, -1).transpose(1, 2)}
+        return physical[..., self.output_order].reshape(batch, ensemble, 1, grid, -1).transpose(1, 2)
 
     def fill_metadata(self, md_dict: dict[str, Any]) -> None:
         """Write the input's shape into the checkpoint's metadata, as Anemoi's own models do."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -36,7 +37,7 @@ class Sharding:
 
 
 def shard(
-    model: LamNetwork,
+    model: nn.Module,
     group: dist.ProcessGroup | None,
     partition: Partition | str | None = None,
     grid_coordinates: Tensor | None = None,
@@ -53,8 +54,8 @@ def shard(
 
     Parameters
     ----------
-    model : LamNetwork
-        A core network or a drop-in class, with the same weights on every rank.
+    model : LamNetwork, or a module with one as its ``network``
+        A core network, a drop-in class or an Anemoi model, with the same weights on every rank.
     group : ProcessGroup or None
         The ranks that compute one sample together. With None or a group of one nothing is done.
     partition : {"contiguous", "rcb", "metis"} or Partition, optional
@@ -77,23 +78,34 @@ def shard(
         return
     if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
         raise InvalidInputError("shard: this rank is not in the group; call it on the group's ranks only")
+    network = _network_in(model)
     if group.size() == 1:
-        _require_whole(model)
+        _require_whole(network)
         return
     members = ModelGroup(group, group.size(), dist.get_rank(group))
-    chosen = _on_all_ranks(members, lambda: _choose(model, members, partition, grid_coordinates, replicate))
-    require_agreement(members, _fingerprints(model, chosen))
-    _replace(model, members, chosen, overlap)
+    chosen = _on_all_ranks(members, lambda: _choose(network, members, partition, grid_coordinates, replicate))
+    require_agreement(members, _fingerprints(network, chosen))
+    _replace(network, members, chosen, overlap)
 
 
-def gather_grid(x: Tensor, model: LamNetwork) -> Tensor:
+def sharded_twin(network: LamNetwork, group: dist.ProcessGroup) -> LamNetwork:
+    """A sharded network with the very parameters of ``network``, which stays whole and can be saved.
+
+    Every rank of ``group`` calls this; arguments and errors are those of `shard`.
+    """
+    twin = copy.deepcopy(network, {id(parameter): parameter for parameter in network.parameters()})
+    shard(twin, group)
+    return twin
+
+
+def gather_grid(x: Tensor, model: nn.Module) -> Tensor:
     """Bring local grid rows together on every rank of the model's group, in the order of the whole grid.
 
     Parameters
     ----------
     x : Tensor
         Shape ``(..., local rows, features)``.
-    model : LamNetwork
+    model : LamNetwork, or a module with one as its ``network``
         Sharded, or whole: then ``x`` is given back.
 
     Returns
@@ -107,10 +119,11 @@ def gather_grid(x: Tensor, model: LamNetwork) -> Tensor:
     InvalidInputError
         If ``x`` doesn't have this rank's rows.
     """
-    due = len(model.grid_rows)
+    network = _network_in(model)
+    due = len(network.grid_rows)
     if x.ndim < 2 or x.shape[-2] != due:
         raise InvalidInputError(f"gather_grid: the shape is {tuple(x.shape)}; this rank owns {due} rows")
-    sharding = model.sharding
+    sharding = network.sharding
     if sharding is None:
         return x
     whole = gather_tensor(x, -2, sharding.grid_sizes, sharding.group.process_group)
@@ -152,6 +165,11 @@ def _on_all_ranks(group: ModelGroup, choose: Callable[[], Partition]) -> Partiti
         if other:
             raise InvalidInputError(f"shard: refused on rank {rank}: {other}")
     return chosen
+
+
+def _network_in(model: nn.Module) -> LamNetwork:
+    inner = getattr(model, "network", model)
+    return inner if isinstance(inner, LamNetwork) else model  # type: ignore[return-value]
 
 
 def _require_whole(model: LamNetwork) -> None:
