@@ -25,6 +25,15 @@ from .conftest import Converted, Trained
 SPLITS = {"train": "training", "val": "validation", "test": "test"}
 
 
+ONE_SAMPLE = "dataloader.training.datasets.data.end='2026-03-25T12:00:00'"
+SGD = (
+    "training.optimization.optimizer._target_=torch.optim.SGD",
+    "~training.optimization.optimizer.betas",
+    "training.optimization.lr_scheduler=null",
+    "training.optimization.lr=0.02",
+)
+
+
 def train(anemoi: Path, dataset: Path, place: Path, *options: str) -> Path:
     """Two epochs of ``anemoi-training train`` from ``last.ckpt``; returns the directory of its checkpoints."""
     overrides = [
@@ -37,13 +46,12 @@ def train(anemoi: Path, dataset: Path, place: Path, *options: str) -> Path:
         "training.num_sanity_val_steps=0",
         "diagnostics.enable_progress_bar=False",
         f"hydra.run.dir={place / 'hydra'}",
-        *options,
     ]
     for split, ends in zarr.open(str(dataset), mode="r").attrs[ATTRIBUTE]["splits"].items():
         for end in ("start", "end"):
             overrides.append(f"dataloader.{SPLITS[split]}.datasets.data.{end}='{ends[end]}'")
     command = [executable("anemoi-training"), "train", "--config-dir", anemoi, "--config-name", "fine_tuning"]
-    run_command([*command, *overrides], place / "training.log", place / "checkpoint")
+    run_command([*command, *overrides, *options], place / "training.log", place / "checkpoint")
     (last,) = (place / "checkpoint").glob("*/last.ckpt")
     return last.parent
 
@@ -79,6 +87,37 @@ def test_what_was_fine_tuned_forecasts_the_same_in_neural_lam(
     assert len(changed) > 0.9 * sum(value.numel() > 1 for value in before.values())
     options = ["--to", "neural-lam", "--output", tmp_path / "back.ckpt", "--config_path", era5_project, "--verify"]
     assert "t2m" in run_process("convert", made / "inference-last.ckpt", *options)
+
+
+@pytest.mark.parametrize(
+    "sharded", [pytest.param(True, id="batch sharded"), pytest.param(False, id="whole batch", marks=pytest.mark.full)]
+)
+def test_two_ranks_train_the_same_model(
+    sharded: bool, converted: Converted, era5_dataset: Path, tmp_path: Path
+) -> None:
+    """``num_gpus_per_model: 2`` of stock Anemoi against one process: SGD on one sample, every weight."""
+    anemoi = converted("graph_lam") / "anemoi"
+    options = (*SGD, ONE_SAMPLE, "training.load_weights_only=True")
+    two = ("system.hardware.num_gpus_per_node=2", "system.hardware.num_gpus_per_model=2")
+    cells = (f"model.keep_batch_sharded={sharded}", "dataloader.read_group_size=" + ("2" if sharded else "1"))
+    alone = read_any(train(anemoi, era5_dataset, tmp_path / "alone", *options) / "last.ckpt").weights
+    made = train(anemoi, era5_dataset, tmp_path / "shared", *options, *two, *cells)
+    shared = read_any(made / "last.ckpt").weights
+    before = read_any(anemoi / "last.ckpt").weights
+    moved = {name: float((alone[name] - value).abs().max()) for name, value in before.items() if value.numel()}
+    assert sum(change > 1e-4 for change in moved.values()) >= 40
+    for name, value in alone.items():
+        if value.numel():
+            assert (shared[name] - value).abs().max() <= 1e-6, name
+    assert_runs_alone(made / "inference-last.ckpt")
+
+
+def assert_runs_alone(checkpoint: Path) -> None:
+    """What a rank of several saved is the whole model."""
+    interface = torch.load(checkpoint, weights_only=False).eval()
+    nodes = len(interface.graph_data["data"].x)
+    predicted = interface.predict_step({"data": 280 + torch.randn(1, 2, nodes, 9)})["data"]
+    assert predicted.shape[-2] == nodes and torch.isfinite(predicted).all()
 
 
 @pytest.mark.parametrize(("loss", "power"), [("wmse", 2), ("wmae", 1)])
