@@ -152,6 +152,12 @@ class ModelBundle:
         build = NETWORKS[self.architecture.model]
         return build(self.architecture, self.graph, self.state_statistics(), self.clamping)
 
+    def reordered(self, order: Tensor) -> ModelBundle:
+        """The same model with grid node ``order[i]`` in place i; ``order`` is ``(num_grid,)`` int64."""
+        rows = ("latitudes", "longitudes", "coordinates", "boundary", "static")
+        fields = dataclasses.replace(self.fields, **{name: getattr(self.fields, name)[order] for name in rows})
+        return dataclasses.replace(self, graph=self.graph.reordered(order), fields=fields)
+
     def _check(self) -> dict[str, Tensor]:
         """Raise `InvalidInputError`, naming the part, unless all parts fit; return a state_dict of the right shapes."""
         a, v = self.architecture, self.variables

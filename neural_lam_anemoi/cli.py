@@ -11,6 +11,7 @@ from pathlib import Path
 from .errors import InvalidInputError
 
 USER_ERROR = 2
+ORDERS = ("datastore", "rcb")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,6 +57,7 @@ def _add_convert(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--output", required=True, type=Path, help="directory (anemoi, bundle) or file (neural-lam)")
     parser.add_argument("--config_path", type=Path, help="neural-lam's configuration: datastore and graph")
     parser.add_argument("--graph", help="name of the graph, if not the one that the checkpoint names")
+    parser.add_argument("--order", choices=ORDERS, default=ORDERS[0], help="of grid nodes, as in dataset")
     parser.add_argument("--verify", action="store_true", help="forecast one step on both sides and compare")
     parser.add_argument("--force", action="store_true", help="replace an existing output")
     parser.set_defaults(run=_convert)
@@ -68,6 +70,7 @@ def _add_dataset(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--num_past_forcing_steps", type=int, default=1, help="as in training (default 1)")
     parser.add_argument("--num_future_forcing_steps", type=int, default=1, help="as in training (default 1)")
     parser.add_argument("--member", type=int, help="ensemble member to take")
+    parser.add_argument("--order", choices=ORDERS, default=ORDERS[0], help="rcb: contiguous ranges are boxes")
     parser.add_argument("--ranks", type=int, default=1, help="chunk the grid for so many readers (default 1)")
     parser.add_argument("--force", action="store_true", help="replace an existing output")
     parser.set_defaults(run=_dataset)
@@ -112,6 +115,7 @@ def _convert(options: argparse.Namespace) -> None:
         options.graph,
         options.verify,
         options.force,
+        options.order,
     )
     print(*convert(job), sep="\n")
 
@@ -126,6 +130,7 @@ def _dataset(options: argparse.Namespace) -> None:
         future=options.num_future_forcing_steps,
         member=options.member,
         ranks=options.ranks,
+        order=options.order,
         force=options.force,
     )
     print(*summary.lines(), sep="\n")
@@ -135,6 +140,8 @@ def _plan(options: argparse.Namespace) -> None:
     from .architecture import Architecture
     from .graph_io import read_lone_graph_directory
     from .plan import parse_bytes, plan
+    from .plan_drawing import draw_plan
+    from .plan_report import plan_json, plan_table
 
     memory = parse_bytes(options.gpu_memory)
     counts = {name: getattr(options, name) for name in ("num_state", "num_forcing", "num_static")}
@@ -149,8 +156,8 @@ def _plan(options: argparse.Namespace) -> None:
     architecture = Architecture(options.model, **counts, **widths)
     found = plan(graph, architecture, options.ranks, options.batch_size, options.rollout, memory, coordinates)
     if options.plot:
-        found.plot(options.plot)
-    print(found.to_json() if options.json else "\n".join(found.table()))
+        draw_plan(found, options.plot)
+    print(plan_json(found) if options.json else "\n".join(plan_table(found)))
 
 
 def _demo(options: argparse.Namespace) -> None:

@@ -144,6 +144,16 @@ class LamGraph:
         ordered = (self.g2m, self.m2g, *self.m2m, *self.mesh_up, *self.mesh_down)
         return dict(zip(edge_ends(self.num_levels), ordered, strict=True))
 
+    def reordered(self, order: Tensor) -> LamGraph:
+        """The graph with grid node ``order[i]`` in place i; ``order`` is ``(num_grid,)`` int64."""
+        place = torch.argsort(order)
+        to_mesh, to_grid = self.g2m.index, self.m2g.index
+        return dataclasses.replace(
+            self,
+            g2m=dataclasses.replace(self.g2m, index=torch.stack([place[to_mesh[0]], to_mesh[1]])),
+            m2g=dataclasses.replace(self.m2g, index=torch.stack([to_grid[0], place[to_grid[1]]])),
+        )
+
     def normalised(self) -> LamGraph:
         """The graph with features as the networks read them.
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 import re
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .architecture import Architecture
 from .errors import InvalidInputError
-from .graph import GRID, LamGraph, mesh_name
+from .graph import GRID, LamGraph
 from .sharding.costs import (
     ADAM_BYTES,
     FLOAT32,
@@ -27,7 +24,7 @@ from .sharding.costs import (
     exchanged_bytes,
 )
 from .sharding.cuts import make_partition, passes_per_step
-from .sharding.partition import Partition, plot_partition
+from .sharding.partition import Partition
 from .sharding.parts import edge_work, edges_per_rank, halo_rows, imbalance
 
 USABLE = 0.9
@@ -49,8 +46,29 @@ class Setting:
 
 
 @dataclasses.dataclass(frozen=True)
+class Load:
+    """What one rank holds, fetches and receives.
+
+    Attributes
+    ----------
+    grid_nodes, mesh_nodes, edges : int
+        Held.
+    halo_rows : int
+        Senders of others, fetched for one use of every edge set.
+    exchanged_mb : float
+        Received in a train step of the whole batch and rollout, forward and backward, in float32, nothing recomputed.
+    """
+
+    grid_nodes: int
+    mesh_nodes: int
+    edges: int
+    halo_rows: int
+    exchanged_mb: float
+
+
+@dataclasses.dataclass(frozen=True)
 class PlanRow:
-    """One number of ranks with one kind of partition; counts are those of the rank that has most."""
+    """One number of ranks with one kind of partition; the counts of `Load` are those of the rank that has most."""
 
     ranks: int
     kind: str
@@ -64,6 +82,7 @@ class PlanRow:
     parameters_mb: float
     optimizer_mb: float
     settings: list[Setting]
+    loads: list[Load]
 
     @property
     def cheapest(self) -> Setting | None:
@@ -90,93 +109,6 @@ class Plan:
         """Fewest ranks, least recomputed, least exchanged; None if nothing fits."""
         fitting = [(row, setting) for row in self.rows if (setting := row.cheapest)]
         return min(fitting, key=lambda f: (f[0].ranks, KNOBS.index(f[1].knob), f[0].exchanged_mb), default=None)
-
-    def to_json(self) -> str:
-        """Everything but graph and partitions."""
-        found = self.cheapest
-        cheapest = None if found is None else {"ranks": found[0].ranks, "kind": found[0].kind, **vars(found[1])}
-        head = {name: getattr(self, name) for name in ("model", "batch_size", "rollout", "gpu_memory")}
-        rows = [dataclasses.asdict(row) for row in self.rows]
-        return json.dumps(head | {"cheapest": cheapest, "rows": rows}, indent=1)
-
-    def table(self) -> list[str]:
-        """Lines of text for a terminal: counts and the choice, then the memory of every setting."""
-        titles = [
-            "ranks",
-            "kind",
-            "grid",
-            "mesh",
-            "edges",
-            "halo",
-            "MB/step",
-            "read",
-            "imbalance",
-            "cheapest that fits",
-        ]
-        lines = [titles]
-        for row in self.rows:
-            least = min(row.settings, key=lambda setting: setting.total_mb)
-            found = row.cheapest
-            choice = f"{found.knob}, {found.precision}" if found else f"too small: needs {least.total_mb:.0f} MB"
-            cells: list[Any] = [row.ranks, row.kind, row.grid_nodes, row.mesh_nodes, row.edges, row.halo_rows]
-            cells += [f"{row.exchanged_mb:.2f}", f"{row.read_amplification:.1f}", f"{row.imbalance:.2f}", choice]
-            lines.append([str(cell) for cell in cells])
-        settings = self.rows[0].settings
-        memory = [["ranks", "kind", "params", "optimizer", *(f"{s.knob}, {s.precision}" for s in settings)]]
-        for row in self.rows:
-            sizes = [row.parameters_mb, row.optimizer_mb, *(setting.activations_mb for setting in row.settings)]
-            memory.append([str(row.ranks), row.kind, *(f"{size:.0f}" for size in sizes)])
-        return [
-            *_aligned(lines),
-            "",
-            "MB on the fullest rank; activations for each setting:",
-            *_aligned(memory),
-            self.advice,
-        ]
-
-    @property
-    def advice(self) -> str:
-        """What to do, in one line."""
-        found = self.cheapest
-        if found is None:
-            return "nothing fits; add ranks, or lower hidden_dim or the rollout"
-        row, setting = found
-        return f"cheapest that fits: {row.ranks} ranks, {row.kind}, {setting.knob}, {setting.precision}"
-
-    def plot(self, path: Path) -> None:
-        """Draw the partition of most ranks on the map and memory against ranks, into an image file.
-
-        Raises
-        ------
-        InvalidInputError
-            If the plan was made without grid coordinates.
-        """
-        if self.grid_coordinates is None:
-            raise InvalidInputError("plan: a map needs grid_coordinates")
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(11, 5), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        last = self.rows[-1]
-        plot_partition(self.partitions[last.ranks, last.kind], self.graph, self.grid_coordinates, left)
-        for knob in KNOBS:
-            for precision in PRECISIONS:
-                rows = [row for row in self.rows if row.kind == last.kind or row.ranks == 1]
-                needed = [
-                    s.total_mb / 1e3 for row in rows for s in row.settings if (s.knob, s.precision) == (knob, precision)
-                ]
-                right.plot([row.ranks for row in rows], needed, marker="o", label=f"{knob}, {precision}")
-        right.axhline(self.gpu_memory * USABLE / 1e9, color="black", linestyle="--", label="GPU memory, nine tenths")
-        right.set(xscale="log", yscale="log", xlabel="ranks", ylabel="GB on the fullest rank")
-        right.set_xticks(shown := [row.ranks for row in rows], labels=map(str, shown), minor=False)
-        right.minorticks_off()
-        right.legend(fontsize=7)
-        figure.savefig(path)
-
-
-def _aligned(lines: list[list[str]]) -> list[str]:
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
 
 
 def plan(
@@ -208,8 +140,8 @@ def plan(
     Returns
     -------
     Plan
-        Rows in the order of ``ranks``, every kind of partition (``metis`` if it is installed). Activations are estimates, see
-        `neural_lam_anemoi.sharding.costs.activation_bytes`; the rest is exact.
+        Rows in the order of ``ranks``, every kind of partition (``metis`` if it is installed). Activations are
+        estimates, see `neural_lam_anemoi.sharding.costs.activation_bytes`; the rest is exact.
 
     Raises
     ------
@@ -253,38 +185,59 @@ def _row(
     graph: LamGraph, architecture: Architecture, partition: Partition, batch_size: int, rollout: int, gpu_memory: int
 ) -> PlanRow:
     edges = edges_per_rank(graph, partition)
-    halo = torch.stack(list(halo_rows(graph, partition).values())).sum(0)
-    parameters = count_parameters(architecture, graph) * FLOAT32 / MEGABYTE
     counts = [_counts(graph, partition, edges, rank) for rank in range(partition.ranks)]
-    settings = []
-    for precision in PRECISIONS:
-        for knob in KNOBS:
-            options = (graph.num_levels, knob, precision, batch_size, rollout)
-            activations = max(activation_bytes(c, architecture, *options) for c in counts) / MEGABYTE
-            total = activations + parameters * (2 + ADAM_BYTES / FLOAT32)
-            fits = total * MEGABYTE <= gpu_memory * USABLE
-            settings.append(Setting(precision, knob, activations, total, fits))
-    received = max(exchanged_bytes(graph, partition, architecture)) / MEGABYTE
+    parameters = count_parameters(architecture, graph) * FLOAT32 / MEGABYTE
+    loads = _loads(graph, architecture, partition, counts, batch_size * rollout)
+    most = {field.name: max(getattr(load, field.name) for load in loads) for field in dataclasses.fields(Load)}
     return PlanRow(
         ranks=partition.ranks,
         kind=partition.kind,
-        grid_nodes=max(c.nodes[GRID] for c in counts),
-        mesh_nodes=max(sum(n for name, n in c.nodes.items() if name != GRID) for c in counts),
-        edges=max(sum(c.edges.values()) for c in counts),
-        halo_rows=int(halo.max()),
-        exchanged_mb=2 * received * batch_size * rollout,
+        **most,
         read_amplification=read_amplification(partition),
         imbalance=imbalance(edge_work(graph, partition, passes_per_step(graph.num_levels, architecture))),
         parameters_mb=parameters,
         optimizer_mb=parameters * ADAM_BYTES / FLOAT32,
-        settings=settings,
+        settings=_settings(architecture, counts, parameters, (graph.num_levels, batch_size, rollout), gpu_memory),
+        loads=loads,
     )
 
 
 def _counts(graph: LamGraph, partition: Partition, edges: dict[str, Tensor], rank: int) -> Counts:
     nodes = {name: len(partition.rows(name, rank)) for name in graph.node_sets()}
-    assert mesh_name(0) in nodes
     return Counts(nodes, {name: int(count[rank]) for name, count in edges.items()})
+
+
+def _loads(
+    graph: LamGraph, architecture: Architecture, partition: Partition, counts: list[Counts], forwards: int
+) -> list[Load]:
+    """Of every rank, for so many forward passes of one sample in a train step."""
+    halo = torch.stack(list(halo_rows(graph, partition).values())).sum(0).tolist()
+    received = exchanged_bytes(graph, partition, architecture)
+    return [
+        Load(
+            grid_nodes=count.nodes[GRID],
+            mesh_nodes=sum(count.nodes.values()) - count.nodes[GRID],
+            edges=sum(count.edges.values()),
+            halo_rows=halo[rank],
+            exchanged_mb=2 * received[rank] * forwards / MEGABYTE,
+        )
+        for rank, count in enumerate(counts)
+    ]
+
+
+def _settings(
+    architecture: Architecture, counts: list[Counts], parameters: float, sizes: tuple[int, int, int], gpu_memory: int
+) -> list[Setting]:
+    """Every precision with every knob, for parameters of so many MB; ``sizes`` are levels, batch size and rollout."""
+    settings = []
+    levels, batch_size, rollout = sizes
+    for precision in PRECISIONS:
+        for knob in KNOBS:
+            options = (levels, knob, precision, batch_size, rollout)
+            activations = max(activation_bytes(count, architecture, *options) for count in counts) / MEGABYTE
+            total = activations + parameters * (2 + ADAM_BYTES / FLOAT32)
+            settings.append(Setting(precision, knob, activations, total, total * MEGABYTE <= gpu_memory * USABLE))
+    return settings
 
 
 def read_amplification(partition: Partition) -> float:

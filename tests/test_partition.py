@@ -17,6 +17,7 @@ from neural_lam_anemoi.sharding.cuts import (
     make_partition,
     node_work,
     passes_per_step,
+    spatial_order,
     tiny_levels,
 )
 from neural_lam_anemoi.sharding.partition import Partition, plot_partition
@@ -138,6 +139,32 @@ def test_bisection_of_equal_nodes_gives_equal_boxes() -> None:
         assert (box.amax(0) - box.amin(0) + 1).prod() == 8
 
 
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16])
+def test_ranges_of_the_spatial_order_are_boxes(ranks: int) -> None:
+    places = torch.tensor(grid_coordinates(32, 64))
+    order = spatial_order(places)
+    assert torch.equal(order.sort().values, torch.arange(32 * 64))
+    for box in places[order].split(get_balanced_partition_sizes(len(order), ranks)):
+        assert (box.amax(0) - box.amin(0) + 1).prod() == len(box)
+
+
+def test_the_spatial_order_is_the_same_from_any_order() -> None:
+    places = torch.tensor(grid_coordinates(13, 29))
+    shuffled = places[torch.randperm(len(places), generator=torch.Generator().manual_seed(0))]
+    assert torch.equal(places[spatial_order(places)], shuffled[spatial_order(shuffled)])
+
+
+@pytest.mark.parametrize(("ranks", "share"), [(8, 1.0), (16, 0.85)])
+def test_contiguous_in_spatial_order_exchanges_less(
+    ranks: int, share: float, graph_and_places: tuple[LamGraph, torch.Tensor]
+) -> None:
+    graph, places = graph_and_places
+    stored = graph.reordered(spatial_order(places))
+    boxes = make_partition(stored, ranks)
+    assert traffic(stored, boxes) < share * traffic(graph, make_partition(graph, ranks))
+    assert imbalance(edge_work(stored, boxes, passes_per_step(graph.num_levels))) <= 1.05
+
+
 @pytest.mark.parametrize("replicated", [(), ("mesh_1",), ("mesh_0",), ("mesh_0", "mesh_1")])
 @pytest.mark.parametrize("seed", range(5))
 def test_parts_hold_every_edge_and_find_every_sender(seed: int, replicated: tuple[str, ...]) -> None:
@@ -227,3 +254,15 @@ def test_the_reference_graph(ranks: int, reference: tuple[LamGraph, torch.Tensor
         assert imbalance(edge_work(graph, partition, passes_per_step(1))) <= 1.05
     others = [along_a_key(graph, places, ranks, key) for key in ("x", "y", "hilbert")]
     assert traffic(graph, partition) <= 1.15 * min(traffic(graph, other) for other in others)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [4, 8, 16])
+def test_the_reference_graph_in_spatial_order(ranks: int, reference: tuple[LamGraph, torch.Tensor]) -> None:
+    """Contiguous ranges of a file stored so are nearly as good as rcb."""
+    graph, places = reference
+    stored = graph.reordered(spatial_order(places))
+    boxes = make_partition(stored, ranks)
+    assert traffic(stored, boxes) < 0.95 * traffic(graph, make_partition(graph, ranks))
+    assert traffic(stored, boxes) <= 1.35 * traffic(graph, make_partition(graph, ranks, "rcb", places))
+    assert imbalance(edge_work(stored, boxes, passes_per_step(1))) <= 1.05

@@ -17,6 +17,8 @@ from neural_lam_anemoi.errors import InvalidInputError
 from neural_lam_anemoi.graph import LamGraph
 from neural_lam_anemoi.nn.networks import LamNetwork
 from neural_lam_anemoi.plan import plan, read_amplification
+from neural_lam_anemoi.plan_drawing import draw_plan
+from neural_lam_anemoi.plan_report import plan_json, plan_table
 from neural_lam_anemoi.sharding.costs import Counts, activation_bytes, count_parameters
 from neural_lam_anemoi.sharding.cuts import make_partition
 
@@ -116,23 +118,23 @@ def test_more_ranks_less_memory_and_the_cheapest_that_fits() -> None:
     assert (tight.cheapest[0].ranks, tight.cheapest[1].precision) != (1, "32-true") or tight.cheapest[1].knob != "keep"
     nothing = plan(graph, architecture(), [1], gpu_memory=2**20)
     assert nothing.cheapest is None
-    assert "nothing fits" in nothing.table()[-1]
-    assert "too small" in nothing.table()[1]
+    assert "nothing fits" in plan_table(nothing)[-1]
+    assert "too small" in plan_table(nothing)[1]
 
 
 def test_json_table_and_plot(tmp_path: Path) -> None:
     graph, places = graph_and_places()
     found = plan(graph, architecture(), [1, 2], rollout=4, grid_coordinates=places)
-    again = json.loads(found.to_json())
+    again = json.loads(plan_json(found))
     assert again["rollout"] == 4
     assert [row["ranks"] for row in again["rows"]] == [1, 2, 2]
     assert again["rows"][0]["exchanged_mb"] == 0
-    assert len([line for line in found.table() if "contiguous" in line]) == 5
-    assert found.table()[-1] == "cheapest that fits: 1 ranks, contiguous, keep, 32-true"
-    found.plot(tmp_path / "plan.png")
+    assert len([line for line in plan_table(found) if "contiguous" in line]) == 5
+    assert plan_table(found)[-1] == "cheapest that fits: 1 ranks, contiguous, keep, 32-true"
+    draw_plan(found, tmp_path / "plan.png")
     assert (tmp_path / "plan.png").stat().st_size > 10_000
     with pytest.raises(InvalidInputError, match="grid_coordinates"):
-        plan(graph, architecture(), [2]).plot(tmp_path / "none.png")
+        draw_plan(plan(graph, architecture(), [2]), tmp_path / "none.png")
 
 
 def test_reading_costs_more_where_the_file_has_another_order() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,12 @@ import pytest
 import torch
 
 from neural_lam_anemoi import InvalidInputError, cli
+from neural_lam_anemoi.adapters.bridge.processes import executable
 from neural_lam_anemoi.adapters.neural_lam.planning import read_project
+from neural_lam_anemoi.graph import GRID, edge_ends
 from neural_lam_anemoi.graph_io import read_lone_graph_directory
 from neural_lam_anemoi.plan import parse_bytes
+from neural_lam_anemoi.sharding.cuts import make_partition, passes_per_step
 
 from .commands import run_process, run_refused
 from .distributed.graphs import write_graph
@@ -59,6 +64,45 @@ def test_counts_are_those_of_the_edge_lists(era5_project: Path, capsys: pytest.C
     assert whole["optimizer_mb"] == pytest.approx(2 * whole["parameters_mb"])
 
 
+def counted_halo(senders: list[int], receivers: list[int], sender_owner: list[int], receiver_owner: list[int]) -> set:
+    """Every (rank, sender) that an edge needs and that another rank owns."""
+    pairs = ((receiver_owner[r], s) for s, r in zip(senders, receivers, strict=True))
+    return {(rank, sender) for rank, sender in pairs if sender_owner[sender] != rank}
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "rcb"])
+@pytest.mark.parametrize("name", ["multiscale", "hierarchical"])
+def test_loads_of_the_ranks_are_those_counted_one_by_one(
+    name: str, kind: str, era5_project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nodes and edges sum to all there are; halo rows and bytes are those of sets made from the edge list."""
+    directory, width, layers = era5_project.parent / "graph" / name, 16, 3
+    graph, places = read_lone_graph_directory(directory)
+    model, ranks = ("hi_lam_parallel", 2) if graph.hierarchical else ("graph_lam", 4)
+    options = ["--model", model, "--hidden_dim", width, "--processor_layers", layers, "--batch_size", 3, "--rollout", 2]
+    rows = found(capsys, "--graph", directory, "--ranks", ranks, *options)["rows"]
+    (row,) = (row for row in rows if row["kind"] == kind)
+    passes = passes_per_step(graph.num_levels) | {f"m2m_{level}": layers for level in range(graph.num_levels)}
+    passes |= {edges: layers + 1 for edges in passes if edges.startswith(("mesh_up", "mesh_down"))}
+    partition = make_partition(graph, ranks, kind, places, passes, replicate=None)
+    assert partition.replicated == ()
+    owners = {set_: owner.tolist() for set_, owner in partition.owners.items()}
+    halo, received = [0] * ranks, [0] * ranks
+    for edges, (sender, receiver) in edge_ends(graph.num_levels).items():
+        index = graph.edge_sets()[edges].index.tolist()
+        for rank, _ in counted_halo(*index, owners[sender], owners[receiver]):
+            halo[rank] += 1
+            received[rank] += passes[edges] * width * 4
+    loads = row["loads"]
+    assert [load["halo_rows"] for load in loads] == halo
+    assert [load["exchanged_mb"] for load in loads] == pytest.approx([2 * 3 * 2 * size / 1e6 for size in received])
+    assert [load["grid_nodes"] for load in loads] == [owners[GRID].count(rank) for rank in range(ranks)]
+    assert sum(load["mesh_nodes"] for load in loads) == sum(graph.num_mesh)
+    assert sum(load["edges"] for load in loads) == sum(edges.num_edges for edges in graph.edge_sets().values())
+    for field in ("grid_nodes", "mesh_nodes", "edges", "halo_rows", "exchanged_mb"):
+        assert row[field] == max(load[field] for load in loads)
+
+
 def test_settings_get_cheaper_and_the_choice_fits(era5_project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--graph", era5_project.parent / "graph" / "multiscale", "--rollout", 4, "--hidden_dim", 256]
     ample = found(capsys, *options)
@@ -88,14 +132,57 @@ def test_a_lone_directory_and_a_project_agree(kind: str, era5_project: Path) -> 
     assert counts == {"num_state": 5, "num_forcing": 3, "num_static": 1}
 
 
+def test_the_command_says_the_same_of_either(era5_project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a directory with the project's numbers of variables, and of the project."""
+    counts = ["--num_state", 5, "--num_forcing", 3, "--num_static", 1]
+    lone = found(capsys, "--graph", era5_project.parent / "graph" / "flat", "--ranks", 4, *counts)
+    project = found(capsys, "--config_path", era5_project, "--graph", "flat", "--ranks", 4)
+    (_, in_boxes), (_, in_lone_boxes) = (plan["rows"][:2] for plan in (project, lone))
+    assert project["rows"][0] == lone["rows"][0]
+    assert in_boxes["kind"] == in_lone_boxes["kind"] == "rcb"
+    assert in_boxes["parameters_mb"] == in_lone_boxes["parameters_mb"]
+    assert in_boxes["edges"] == pytest.approx(in_lone_boxes["edges"], rel=0.02)  # nodes on a cut may fall either way
+
+
 def test_a_legacy_directory_has_no_map(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_graph(tmp_path / "current", "flat", COORDINATES, distance=2000.0)
     make_legacy(tmp_path / "current", tmp_path / "graph", GRID_FIRST)
     rows = found(capsys, "--graph", tmp_path / "graph", "--ranks", 2)["rows"]
     assert "rcb" not in {row["kind"] for row in rows}
+    assert cli.main(["plan", "--graph", str(tmp_path / "graph")]) == 0
+    assert "rcb is left out" in capsys.readouterr().out
     options = ["--graph", tmp_path / "graph", "--plot", tmp_path / "plan.png"]
     assert "a map needs grid_coordinates" in run_refused(capsys, "plan", *options)
     assert not (tmp_path / "plan.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("plan.doc", "its suffix has to be one of"), ("file/plan.png", "can't be written")]
+)
+def test_a_picture_that_cannot_be(
+    name: str, message: str, era5_project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    options = ["--graph", era5_project.parent / "graph" / "flat", "--ranks", 1, "--plot", tmp_path / name]
+    assert message in run_refused(capsys, "plan", *options)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_picture_needs_matplotlib(
+    era5_project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    options = ["--graph", era5_project.parent / "graph" / "flat", "--ranks", 1]
+    assert "pip install matplotlib" in run_refused(capsys, "plan", *options, "--plot", tmp_path / "plan.png")
+    assert found(capsys, *options)["rows"]
+
+
+def test_a_refusal_as_a_process(tmp_path: Path) -> None:
+    command = [executable("neural-lam-anemoi"), "plan", "--graph", str(tmp_path), "--gpu_memory", "much"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (cli.USER_ERROR, "")
+    assert done.stderr.splitlines() == [line for line in done.stderr.splitlines() if "'much' is no amount" in line]
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

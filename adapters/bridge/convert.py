@@ -10,6 +10,7 @@ from neural_lam_anemoi.bundle import ModelBundle
 from neural_lam_anemoi.bundle_io import MANIFEST, load_bundle, save_bundle
 from neural_lam_anemoi.errors import InvalidInputError
 from neural_lam_anemoi.files import refuse_existing
+from neural_lam_anemoi.sharding.cuts import spatial_order
 from neural_lam_anemoi.weights import read_torch_file
 
 TARGETS = ("anemoi", "neural-lam", "bundle")
@@ -26,6 +27,7 @@ class Conversion:
     graph: str | None = None
     verify: bool = False
     force: bool = False
+    order: str = "datastore"
 
 
 def convert(job: Conversion) -> list[str]:
@@ -46,6 +48,10 @@ def convert(job: Conversion) -> list[str]:
     if job.verify and job.config_path is None:
         raise InvalidInputError("--verify needs neural-lam's datastore for a sample; give --config_path")
     bundle = read_any(job.source, job.config_path, job.graph)
+    if job.order == "rcb":
+        if job.target == "neural-lam":
+            raise InvalidInputError("--order rcb: a neural-lam checkpoint has no grid, its order is the datastore's")
+        bundle = bundle.reordered(spatial_order(bundle.fields.coordinates))
     lines = [f"{job.source}: {describe(bundle)}"]
     if job.verify:
         lines += _verified(bundle, job)

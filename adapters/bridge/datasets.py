@@ -24,6 +24,7 @@ from neural_lam_anemoi.bundle import Variables
 from neural_lam_anemoi.errors import InvalidInputError
 from neural_lam_anemoi.files import complete_or_absent, refuse_existing
 from neural_lam_anemoi.forcing import ForcingWindow, shifted_names
+from neural_lam_anemoi.sharding.cuts import spatial_order
 
 from .series import SPLITS, Interval, Series
 
@@ -68,6 +69,7 @@ def write_dataset(
     future: int = 1,
     member: int | None = None,
     ranks: int = 1,
+    order: str = "datastore",
     force: bool = False,
 ) -> DatasetSummary:
     """Write an analysis-type datastore as a zarr dataset that ``anemoi.datasets.open_dataset`` reads.
@@ -84,6 +86,9 @@ def write_dataset(
         Member of an ensemble datastore.
     ranks : int
         Chunks of the grid per date, so that so many readers each read their part alone.
+    order : {"datastore", "rcb"}
+        Order of the grid nodes: the datastore's, or one in which contiguous ranges are boxes, so that ranks exchange
+        little; the model has to be converted with the same order.
     force : bool
         Replace an existing output.
 
@@ -96,7 +101,7 @@ def write_dataset(
     if ranks < 1 or past < 0 or future < 0:
         raise InvalidInputError(f"ranks {ranks}, past {past}, future {future}: ranks must be positive, the rest >= 0")
     _, datastore = load_datastore(config_path)
-    source = _Source(datastore, ForcingWindow(past, future), member)
+    source = _Source(datastore, ForcingWindow(past, future), member, order)
     with complete_or_absent(output, force) as made:
         store = zarr_open(str(made), "w")
         source.write_fields(store, ranks)
@@ -108,8 +113,10 @@ def write_dataset(
 class _Source:
     """A datastore on its way into a dataset."""
 
-    def __init__(self, datastore: Any, window: ForcingWindow, member: int | None) -> None:
-        self.datastore, self.window = datastore, window
+    def __init__(self, datastore: Any, window: ForcingWindow, member: int | None, order: str) -> None:
+        self.datastore, self.window, self.order = datastore, window, order
+        coordinates = torch.tensor(np.asarray(datastore.get_xy("state", stacked=True), dtype=np.float64))
+        self.rows = (spatial_order(coordinates) if order == "rcb" else torch.arange(len(coordinates))).numpy()
         self.series = Series(datastore, member)
         _check_member(datastore, member)
         _check_gaps(self.series)
@@ -138,8 +145,8 @@ class _Source:
         data.attrs["_ARRAY_DIMENSIONS"] = ["time", "variable", "ensemble", "cell"]
         _put(store, "dates", self.series.dates[: self.num_dates], "time")
         lon_lat = np.asarray(self.datastore.get_lat_lon("state"), dtype=np.float64)
-        _put(store, "latitudes", lon_lat[:, 1], "cell")
-        _put(store, "longitudes", lon_lat[:, 0], "cell")
+        _put(store, "latitudes", lon_lat[self.rows, 1], "cell")
+        _put(store, "longitudes", lon_lat[self.rows, 0], "cell")
         store.attrs.update(self._attributes(shape, chunks))
 
     def _attributes(self, shape: tuple[int, ...], chunks: tuple[int, ...]) -> dict[str, Any]:
@@ -170,13 +177,14 @@ class _Source:
             ATTRIBUTE: {
                 "variables": self.variables.to_dict(),
                 "forcing_window": self.window.to_dict(),
+                "order": self.order,
                 "splits": {s: {"start": str(part.start), "end": str(part.end)} for s, part in self.splits.items()},
             },
         }
 
     def _field_shape(self) -> list[int]:
         shape = getattr(self.datastore, "grid_shape_state", None)
-        return [self.num_grid] if shape is None else [int(shape.x), int(shape.y)]
+        return [self.num_grid] if shape is None or self.order != "datastore" else [int(shape.x), int(shape.y)]
 
     def _variables_metadata(self) -> dict[str, dict[str, Any]]:
         units = self.variables.units
@@ -206,7 +214,7 @@ class _Source:
                 measured.add(state, forcing)
             if index < self.num_dates:
                 windows = self.series.window_rows(index, self.window) if self.series.has_forcing else forcing
-                store["data"][index] = np.concatenate([state, windows, static])[:, np.newaxis]
+                store["data"][index] = np.concatenate([state, windows, static])[:, np.newaxis, self.rows]
         return measured
 
     def write_statistics(self, store: Any, measured: _Measured) -> None:

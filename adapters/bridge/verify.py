@@ -15,7 +15,7 @@ from torch import Tensor
 
 from neural_lam_anemoi.adapters.anemoi.checkpoint import build_interface
 from neural_lam_anemoi.adapters.anemoi.variables import dataset_variables
-from neural_lam_anemoi.adapters.neural_lam.checkpoint import load_datastore
+from neural_lam_anemoi.adapters.neural_lam.checkpoint import datastore_rows, load_datastore
 from neural_lam_anemoi.bundle import ModelBundle
 from neural_lam_anemoi.bundle_io import manifest
 from neural_lam_anemoi.errors import InvalidInputError
@@ -77,9 +77,9 @@ def compare(source: ModelBundle, converted: ModelBundle, config_path: Path) -> C
         Over all grid nodes: neither side has overwritten the boundary yet.
     """
     config, datastore = load_datastore(config_path)
-    sample = read_sample(datastore, source)
-    ours = neural_lam_step(own_predictor(source, config, datastore), source, sample)
-    theirs = anemoi_step(converted, sample)
+    sample, rows = read_sample(datastore, source), datastore_rows(converted, datastore)
+    ours = neural_lam_step(own_predictor(source, config, datastore), source, sample)[rows]
+    theirs = anemoi_step(converted, Sample(sample.states[:, rows], sample.forcing[rows], sample.static[rows]))
     std = source.statistics["state_std"].double()
     physical = (ours - theirs).abs().amax(dim=0)
     names = source.variables.state
@@ -104,9 +104,10 @@ def weather_samples(datastore: Any, bundle: ModelBundle, steps: int) -> WeatherD
 
 
 def read_sample(datastore: Any, bundle: ModelBundle, index: int = 0) -> Sample:
-    """A sample of the test split, as neural-lam's ``WeatherDataset`` gives it."""
+    """A sample of the test split, as neural-lam's ``WeatherDataset`` gives it, in the datastore's order of nodes."""
     states, _, forcing, _ = weather_samples(datastore, bundle, steps=1)[index]
-    return Sample(states, forcing[0], bundle.fields.static.float())
+    in_datastore = torch.argsort(datastore_rows(bundle, datastore))
+    return Sample(states, forcing[0], bundle.fields.static.float()[in_datastore])
 
 
 def own_predictor(bundle: ModelBundle, config: Any, datastore: Any) -> Any:

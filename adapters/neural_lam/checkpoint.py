@@ -166,6 +166,24 @@ def check_datastore(bundle: ModelBundle, config_path: Path) -> None:
             raise InvalidInputError(f"{config_path}: statistics {name} are {have}, the model was trained with {need}")
 
 
+def datastore_rows(bundle: ModelBundle, datastore: Any) -> Tensor:
+    """For each grid node of a bundle the place it has in a datastore: ``(num_grid,)`` int64.
+
+    Raises
+    ------
+    InvalidInputError
+        The grids don't consist of the same nodes.
+    """
+    theirs = torch.tensor(np.asarray(datastore.get_xy("state", stacked=True), dtype=np.float64))
+    orders = [np.lexsort(places.numpy().T) for places in (bundle.fields.coordinates, theirs)]
+    ours, theirs_sorted = bundle.fields.coordinates[orders[0]], theirs[orders[1]]
+    if ours.shape != theirs_sorted.shape or not torch.equal(ours, theirs_sorted):
+        raise InvalidInputError("the grid nodes of the datastore aren't those of the model")
+    rows = torch.empty(len(ours), dtype=torch.int64)
+    rows[orders[0]] = torch.from_numpy(orders[1])
+    return rows
+
+
 def _arguments(path: Path, namespace: Any) -> dict[str, Any]:
     arguments = ARGUMENT_DEFAULTS | find_stub_state(namespace)
     for name, kind in ARGUMENTS.items():

@@ -19,6 +19,8 @@ REPLICATED_BELOW = 4
 """Mesh nodes per rank under which a level is replicated unless the caller says otherwise: more would cost traffic."""
 TOLERANCE = 0.03
 """Share of a rank's work by which rcb may miss perfect balance to cut where little is exchanged."""
+MAY_FOLLOW = 1.04
+"""Work of the busiest rank over the mean up to which mesh nodes simply go where their nearest grid node is."""
 EDGE_COST, RECEIVER_COST, SENDER_COST, GRID_COST = 2.0, 4.0, 1.0, 6.0
 """Multiplications per pass in units of hidden_dim squared, for MLPs with one hidden layer."""
 
@@ -48,8 +50,8 @@ def make_partition(
     ranks : int
         Number of parts.
     kind : {"contiguous", "rcb", "metis"}
-        ``contiguous``: balanced ranges of grid rows, Anemoi's sizes; each mesh level follows the grid and is balanced by
-        itself. ``rcb``: all node sets are cut by the same planes, balanced by work. ``metis``: least communication
+        ``contiguous``: balanced ranges of grid rows, Anemoi's sizes; mesh nodes go where their nearest grid node is or,
+        where that isn't balanced, each level is ordered like the grid and cut by itself. ``rcb``: all node sets are cut by the same planes, balanced by work. ``metis``: least communication
         volume; needs the extra ``metis``.
     grid_coordinates : Tensor, optional
         Shape ``(num_grid, 2)``, in the unit of the mesh coordinates; ``rcb`` needs them.
@@ -117,21 +119,61 @@ def cut_in_order(order: Tensor, work: Tensor, ranks: int) -> Tensor:
     return owner
 
 
+def spatial_order(coordinates: Tensor, most_ranks: int = 1024) -> Tensor:
+    """An order of grid nodes in which contiguous ranges are boxes of recursive bisection.
+
+    Parameters
+    ----------
+    coordinates : Tensor
+        Shape ``(num_grid, 2)``; no two nodes in one place.
+    most_ranks : int
+        Up to so many ranks; for a power of two the balanced ranges are boxes, but for a node where sizes are uneven.
+
+    Returns
+    -------
+    Tensor
+        The nodes in their new order, ``(num_grid,)`` int64: the same for any order in which they come.
+    """
+    by_y = torch.argsort(coordinates[:, 1], stable=True)
+    order = by_y[torch.argsort(coordinates[by_y, 0], stable=True)]
+    parts = 1
+    while parts < min(most_ranks, len(order)):
+        pieces = order.split(get_balanced_partition_sizes(len(order), parts))
+        order = torch.cat([_along_longer_extent(coordinates, piece) for piece in pieces])
+        parts *= 2
+    return order
+
+
+def _along_longer_extent(coordinates: Tensor, nodes: Tensor) -> Tensor:
+    places = coordinates[nodes]
+    axis = int((places.amax(0) - places.amin(0)).argmax())
+    return nodes[torch.argsort(places[:, axis], stable=True)]
+
+
 def _contiguous(graph: LamGraph, ranks: int, work: dict[str, Tensor]) -> dict[str, Tensor]:
     sizes = torch.tensor(get_balanced_partition_sizes(graph.num_grid, ranks))
-    owners = {GRID: torch.repeat_interleave(torch.arange(ranks), sizes)}
+    followed = {GRID: torch.repeat_interleave(torch.arange(ranks), sizes)}
+    cut = dict(followed)
     position = torch.arange(graph.num_grid, dtype=torch.float64)
     for level, nodes in enumerate(graph.num_mesh):
         into, out_of = (graph.mesh_up[level - 1], graph.mesh_down[level - 1]) if level else (graph.g2m, graph.m2g)
-        position = _position_of_nearest(position, into, out_of, nodes)
-        name = mesh_name(level)
-        owners[name] = cut_in_order(torch.argsort(position, stable=True), work[name], ranks)
-    return owners
+        name, below = mesh_name(level), followed[mesh_name(level - 1) if level else GRID]
+        nearest = _value_of_nearest(torch.arange(len(below), dtype=torch.float64), into, out_of, nodes)
+        followed[name] = below[nearest.long().clamp(max=len(below) - 1)]
+        position = _value_of_nearest(position, into, out_of, nodes)
+        cut[name] = cut_in_order(torch.argsort(position, stable=True), work[name], ranks)
+    return followed if _is_balanced(followed, work, ranks) else cut
 
 
-def _position_of_nearest(position: Tensor, into: EdgeSet, out_of: EdgeSet, nodes: int) -> Tensor:
-    """Place every node where its nearest neighbour one level below stands; those without one keep their own order."""
-    span = max(len(position), 1)
+def _is_balanced(owners: dict[str, Tensor], work: dict[str, Tensor], ranks: int) -> bool:
+    each = sum(torch.zeros(ranks, dtype=torch.float64).index_add_(0, owners[name], work[name]) for name in owners)
+    assert isinstance(each, Tensor)
+    return bool(each.max() <= MAY_FOLLOW * each.mean())
+
+
+def _value_of_nearest(values: Tensor, into: EdgeSet, out_of: EdgeSet, nodes: int) -> Tensor:
+    """Give every node its nearest neighbour's value one level below; those without one are spread in their own order."""
+    span = max(len(values), 1)
     found = torch.arange(nodes, dtype=torch.float64) * (span / max(nodes, 1))
     for own, below, length in (
         (out_of.index[0], out_of.index[1], out_of.features[:, 0]),
@@ -140,7 +182,7 @@ def _position_of_nearest(position: Tensor, into: EdgeSet, out_of: EdgeSet, nodes
         by_length = torch.argsort(length, descending=True, stable=True)  # the shortest is written last
         order = by_length[torch.argsort(own[by_length], stable=True)]
         last = torch.cat([own[order][1:] != own[order][:-1], torch.ones(min(len(own), 1), dtype=torch.bool)])
-        found[own[order][last]] = position[below[order][last]]
+        found[own[order][last]] = values[below[order][last]]
     return found
 
 

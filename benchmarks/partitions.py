@@ -1,0 +1,135 @@
+"""Kinds of partition against each other, without a process group: ``python -m benchmarks.partitions``.
+
+Recursive bisection and contiguous ranges against strips in x and in y, the Hilbert curve and, where pymetis is
+installed, METIS: what ranks receive in a forward step and how evenly edge work is spread. Writes ``partitions.json`` and
+``partitions.md`` into ``benchmarks/results``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean
+
+import torch
+from torch import Tensor
+
+from neural_lam_anemoi.architecture import Architecture
+from neural_lam_anemoi.graph import LamGraph
+from neural_lam_anemoi.sharding.costs import exchanged_bytes
+from neural_lam_anemoi.sharding.cuts import make_partition, passes_per_step
+from neural_lam_anemoi.sharding.partition import Partition
+from neural_lam_anemoi.sharding.parts import edge_work, imbalance
+from tests.distributed.graphs import read_graph, write_graph
+from tests.test_partition import along_a_key, irregular_coordinates
+
+from .graphs import CACHE, NUM_X, NUM_Y, reference_graph
+from .machine import describe_machine
+from .sharding import NUM_FORCING, NUM_STATE, NUM_STATIC, RESULTS
+
+GRAPHS = {"multiscale": "graph_lam", "irregular": "graph_lam", "hierarchical": "hi_lam"}
+"""What is cut, and the network that says how often each edge set is used."""
+ORDERINGS = {"strips in x": "x", "strips in y": "y", "Hilbert": "hilbert"}
+IRREGULAR_SCALE, MESH_DISTANCE = 4, 3.3
+"""The tests' irregular points, drawn out to the reference's extent; mesh nodes as far apart as the reference's."""
+
+
+@dataclasses.dataclass
+class Row:
+    """A line of the table: received in a forward step of batch 1 in float32."""
+
+    graph: str
+    ranks: int
+    kind: str
+    received_mb: float
+    largest_mb: float
+    imbalance: float
+    to_best: float = 1.0
+
+
+def main() -> None:
+    """Measure everything, print the table, write the files."""
+    options = _arguments()
+    rows = [row for name in options.graphs for row in _measure(name, options)]
+    report = {
+        "machine": describe_machine(),
+        "settings": {name: value for name, value in vars(options).items() if name != "output"},
+        "rows": [dataclasses.asdict(row) for row in rows],
+    }
+    text = _markdown(rows, options)
+    print(text)
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / "partitions.json").write_text(json.dumps(report, indent=1) + "\n")
+    (options.output / "partitions.md").write_text(text)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--graphs", nargs="+", default=list(GRAPHS), choices=GRAPHS)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8, 16])
+    parser.add_argument("--hidden_dim", type=int, default=64)
+    parser.add_argument("--processor_layers", type=int, default=4)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    return parser.parse_args()
+
+
+def irregular_graph(cache: Path = CACHE) -> tuple[LamGraph, Tensor]:
+    """As many grid nodes as the reference, denser towards one corner, and their coordinates ``(num_grid, 2)``."""
+    directory = cache / f"irregular_{NUM_X}x{NUM_Y}"
+    places = irregular_coordinates(NUM_X * NUM_Y) * IRREGULAR_SCALE
+    if not directory.exists():
+        write_graph(directory, "multiscale", places, MESH_DISTANCE)
+    return read_graph(directory, places), torch.tensor(places)
+
+
+def _measure(name: str, options: argparse.Namespace) -> list[Row]:
+    graph, places = irregular_graph() if name == "irregular" else reference_graph(name)
+    widths = {"hidden_dim": options.hidden_dim, "processor_layers": options.processor_layers}
+    architecture = Architecture(GRAPHS[name], NUM_STATE, NUM_FORCING, NUM_STATIC, **widths)
+    passes = passes_per_step(graph.num_levels, architecture)
+    rows = []
+    for ranks in options.ranks:
+        found = []
+        for kind, partition in _partitions(graph, places, ranks, passes):
+            received = [size / 1e6 for size in exchanged_bytes(graph, partition, architecture)]
+            uneven = imbalance(edge_work(graph, partition, passes))
+            found.append(Row(name, ranks, kind, mean(received), max(received), uneven))
+        best = min(row.received_mb for row in found)
+        rows += [dataclasses.replace(row, to_best=row.received_mb / best) for row in found]
+    return rows
+
+
+def _partitions(graph: LamGraph, places: Tensor, ranks: int, passes: dict[str, int]) -> Iterator[tuple[str, Partition]]:
+    """Every kind, nothing replicated."""
+    kinds = ["contiguous", "rcb"] + ["metis"] * (importlib.util.find_spec("pymetis") is not None)
+    for kind in kinds:
+        yield kind, make_partition(graph, ranks, kind, places, passes)
+    for name, key in ORDERINGS.items():
+        yield name, along_a_key(graph, places, ranks, key)
+
+
+def _markdown(rows: list[Row], options: argparse.Namespace) -> str:
+    lines = [
+        "# Partitions",
+        "",
+        f"Counted from edge lists, nothing replicated: hidden {options.hidden_dim}, {options.processor_layers} processor "
+        f"layers, float32, batch 1, one forward step; the backward pass receives as much. multiscale, hierarchical: "
+        f"{NUM_X} x {NUM_Y} grid by neural_lam.create_graph; irregular: as many points, denser towards one corner. 'to the "
+        "best' compares the mean with the least of the same graph and ranks. Strips and Hilbert cut every node set by "
+        "itself into equal work.",
+        "",
+        "| graph | ranks | kind | MB received per rank | of the busiest rank | to the best | edge work imbalance |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        numbers = f"{row.received_mb:.3f} | {row.largest_mb:.3f} | {row.to_best:.2f} | {row.imbalance:.3f}"
+        lines.append(f"| {row.graph} | {row.ranks} | {row.kind} | {numbers} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
