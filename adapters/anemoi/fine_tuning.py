@@ -57,7 +57,9 @@ def write_configuration(bundle: ModelBundle, model: dict[str, Any], path: Path, 
         "task": model["task"],
         "training": _training(loss, loss_weights(bundle, loss), bundle.variables.state),
         "dataloader": {
-            split: _of_dataset({"start": "???", "end": "???"}) for split in ("training", "validation", "test")
+            "batch_size": dict.fromkeys(SPLITS, 1),
+            "num_workers": dict.fromkeys(SPLITS, 2),
+            **{split: _of_dataset({"start": "???", "end": "???"}) for split in SPLITS},
         },
         "diagnostics": {"plot": {"callbacks": []}, "log": {"mlflow": {"enabled": False, "tracking_uri": None}}},
     }

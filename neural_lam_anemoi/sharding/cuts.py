@@ -51,8 +51,8 @@ def make_partition(
         Number of parts.
     kind : {"contiguous", "rcb", "metis"}
         ``contiguous``: balanced ranges of grid rows, Anemoi's sizes; mesh nodes go where their nearest grid node is or,
-        where that isn't balanced, each level is ordered like the grid and cut by itself. ``rcb``: all node sets are cut by the same planes, balanced by work. ``metis``: least communication
-        volume; needs the extra ``metis``.
+        where that isn't balanced, each level is ordered like the grid and cut by itself. ``rcb``: all node sets are cut
+        by the same planes, balanced by work. ``metis``: least communication volume; needs the extra ``metis``.
     grid_coordinates : Tensor, optional
         Shape ``(num_grid, 2)``, in the unit of the mesh coordinates; ``rcb`` needs them.
     passes : mapping of str to int, optional
