@@ -10,8 +10,8 @@ from .plan import Plan, PlanRow
 TITLES = ("ranks", "kind", "grid", "mesh", "edges", "halo", "MB/step", "read", "imbalance", "cheapest that fits")
 LEGEND = (
     "grid, mesh, edges: held by the fullest rank; halo: rows of others that it fetches for one use of every edge set",
-    "MB/step: received by the busiest rank in a train step, forward and backward, in float32 with keep; bf16-mixed halves "
-    "it, recomputing adds up to half",
+    "MB/step: received by the busiest rank in a train step, forward and backward, in float32 with keep; bf16-mixed "
+    "halves it, recomputing adds up to half",
     "read: rows read from the data file over rows needed, in chunks of one rank's size; imbalance: most edge work of a "
     "rank over the mean",
 )
