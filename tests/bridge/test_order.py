@@ -19,6 +19,7 @@ from ..commands import run_process, run_refused
 from .conftest import Trained
 
 
+@pytest.mark.full
 def test_dataset_and_model_in_boxes(trained: Trained, era5_project: Path, era5_dataset: Path, tmp_path: Path) -> None:
     source, anemoi, dataset = trained("graph_lam"), tmp_path / "anemoi", tmp_path / "boxes.zarr"
     run_process("dataset", era5_project, "--output", dataset, "--order", "rcb")
