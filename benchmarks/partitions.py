@@ -146,7 +146,7 @@ def _markdown(rows: list[Row], options: argparse.Namespace) -> str:
         f"{describe_machine()['cpu']}. Counted from edge lists, nothing replicated: hidden {options.hidden_dim}, "
         f"{options.processor_layers} processor layers, float32, batch 1, one forward step; the backward pass receives "
         f"as much. multiscale, hierarchical: {NUM_X} x {NUM_Y} grid by neural_lam.create_graph; irregular: as many "
-        "points, denser towards one corner. 'to the best' compares the mean with the least of the same graph and ranks. "
+        "points, denser to one corner. 'to the best' compares the mean with the least of the same graph and ranks. "
         "Strips and Hilbert cut every node set by itself into equal work.",
         "",
         "| graph | ranks | kind | MB received per rank | of the busiest rank | to the best | edge work imbalance |",

@@ -19,6 +19,8 @@ import torch
 
 from .errors import InvalidInputError
 
+DIRECTORY = 0x10
+"""Bit of a zip entry's external attributes."""
 DAMAGE = (
     ArithmeticError,
     AssertionError,
@@ -199,11 +201,20 @@ def _check_zip(path: Path) -> None:
         return
     try:
         with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
+            damaged = archive.testzip() or _contradicting_entry(archive)
     except DAMAGE as error:
         raise InvalidInputError(f"{path}: damaged archive ({_first_line(error)}); get the file anew") from None
     if damaged is not None:
         raise InvalidInputError(f"{path}: damaged, the checksum of {damaged} is wrong; get the file anew")
+
+
+def _contradicting_entry(archive: zipfile.ZipFile) -> str | None:
+    """An entry that torch would read otherwise than zipfile did: sizes that differ, or marked as a directory."""
+    for entry in archive.infolist():
+        stored = entry.compress_type == zipfile.ZIP_STORED
+        if (stored and entry.file_size != entry.compress_size) or entry.external_attr & DIRECTORY:
+            return entry.filename
+    return None
 
 
 def _first_line(error: BaseException) -> str:
