@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import json
 import random
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from tests.distributed.graphs import build_network, random_graph
 from tests.test_plan import MODELS, measured_peak
 
 from .machine import describe_machine
-from .sharding import RESULTS
+from .report import RESULTS, write_report
 
 KNOBS = ("keep", "checkpoint_steps")
 """What a caller of `LamNetwork.step` can choose."""
@@ -62,10 +61,7 @@ def main() -> None:
     machine = describe_machine()
     report = {"machine": machine, "rows": [dataclasses.asdict(row) | {"error": row.error} for row in rows]}
     text = _markdown(machine, rows)
-    print(text)
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "activations.json").write_text(json.dumps(report, indent=1) + "\n")
-    (options.output / "activations.md").write_text(text)
+    write_report(options.output, "activations", report, text)
 
 
 def _arguments() -> argparse.Namespace:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
@@ -19,9 +18,9 @@ import torch
 from torch import Tensor
 
 from neural_lam_anemoi.architecture import Architecture
-from neural_lam_anemoi.graph import LamGraph, edge_ends
+from neural_lam_anemoi.graph import LamGraph
 from neural_lam_anemoi.sharding.costs import exchanged_bytes
-from neural_lam_anemoi.sharding.cuts import make_partition, node_work, passes_per_step
+from neural_lam_anemoi.sharding.cuts import joined_edges, make_partition, node_work, passes_per_step
 from neural_lam_anemoi.sharding.partition import Partition
 from neural_lam_anemoi.sharding.parts import edge_work, imbalance
 from tests.distributed.graphs import read_graph, write_graph
@@ -29,7 +28,8 @@ from tests.test_partition import along_a_key, irregular_coordinates
 
 from .graphs import CACHE, NUM_X, NUM_Y, reference_graph
 from .machine import describe_machine
-from .sharding import NUM_FORCING, NUM_STATE, NUM_STATIC, RESULTS
+from .report import RESULTS, write_report
+from .sharding import NUM_FORCING, NUM_STATE, NUM_STATIC
 
 GRAPHS = {"multiscale": "graph_lam", "irregular": "graph_lam", "hierarchical": "hi_lam"}
 """What is cut, and the network that says how often each edge set is used."""
@@ -61,10 +61,7 @@ def main() -> None:
         "rows": [dataclasses.asdict(row) for row in rows],
     }
     text = _markdown(rows, options)
-    print(text)
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "partitions.json").write_text(json.dumps(report, indent=1) + "\n")
-    (options.output / "partitions.md").write_text(text)
+    write_report(options.output, "partitions", report, text)
 
 
 def _arguments() -> argparse.Namespace:
@@ -118,13 +115,8 @@ def _least_weighted_cut(graph: LamGraph, ranks: int, passes: dict[str, int]) -> 
     """METIS's other objective, which knows how often each edge is used."""
     import pymetis
 
-    sizes, edge_sets, joined = graph.node_sets(), graph.edge_sets(), []
-    start: dict[str, int] = {}
-    for name in sizes:
-        start[name] = sum(sizes[other] for other in start)
-    for name, (sender, receiver) in edge_ends(graph.num_levels).items():
-        index = edge_sets[name].index + torch.tensor([[start[sender]], [start[receiver]]])
-        joined.append((torch.cat([index, index.flip(0)], dim=1), passes[name]))
+    sizes = graph.node_sets()
+    joined = [(torch.cat([index, index.flip(0)], dim=1), used) for index, used in joined_edges(graph, passes)]
     total = sum(sizes.values())
     keys = torch.cat([both[0] * total + both[1] for both, _ in joined])
     uses = torch.cat([torch.full((both.shape[1],), used) for both, used in joined])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import pickle
 import subprocess
@@ -29,8 +28,8 @@ from tests.distributed.ranks import Ranks
 from .graphs import CACHE, NUM_X, NUM_Y, reference_graph
 from .machine import describe_machine
 from .measured import Measurement, measure_network, measure_stock
+from .report import RESULTS, write_report
 
-RESULTS = Path(__file__).parent / "results"
 NUM_STATE, NUM_FORCING, NUM_STATIC = 17, 15, 4
 MODELS = {"graph_lam": "multiscale", "hi_lam": "hierarchical", "hi_lam_parallel": "hierarchical"}
 ONE_BY_ONE: dict[str, Any] = {"overlap": False, "replicate": ()}
@@ -72,10 +71,7 @@ def main() -> None:
         "rows": [dataclasses.asdict(row) for row in rows],
     }
     text = _markdown(report, rows)
-    print(text)
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "sharding.json").write_text(json.dumps(report, indent=1) + "\n")
-    (options.output / "sharding.md").write_text(text)
+    write_report(options.output, "sharding", report, text)
 
 
 def _arguments() -> argparse.Namespace:

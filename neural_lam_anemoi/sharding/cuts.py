@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from anemoi.models.distributed.balanced_partition import get_balanced_partition_sizes
@@ -154,15 +154,24 @@ def _contiguous(graph: LamGraph, ranks: int, work: dict[str, Tensor]) -> dict[st
     sizes = torch.tensor(get_balanced_partition_sizes(graph.num_grid, ranks))
     followed = {GRID: torch.repeat_interleave(torch.arange(ranks), sizes)}
     cut = dict(followed)
-    position = torch.arange(graph.num_grid, dtype=torch.float64)
-    for level, nodes in enumerate(graph.num_mesh):
-        into, out_of = (graph.mesh_up[level - 1], graph.mesh_down[level - 1]) if level else (graph.g2m, graph.m2g)
-        name, below = mesh_name(level), followed[mesh_name(level - 1) if level else GRID]
+    below = followed[GRID]
+    for name, nodes, into, out_of in _mesh_levels(graph):
         nearest = _value_of_nearest(torch.arange(len(below), dtype=torch.float64), into, out_of, nodes)
-        followed[name] = below[nearest.long().clamp(max=len(below) - 1)]
+        followed[name] = below = below[nearest.long().clamp(max=len(below) - 1)]
+    if _is_balanced(followed, work, ranks):
+        return followed
+    position = torch.arange(graph.num_grid, dtype=torch.float64)
+    for name, nodes, into, out_of in _mesh_levels(graph):
         position = _value_of_nearest(position, into, out_of, nodes)
         cut[name] = cut_in_order(torch.argsort(position, stable=True), work[name], ranks)
-    return followed if _is_balanced(followed, work, ranks) else cut
+    return cut
+
+
+def _mesh_levels(graph: LamGraph) -> Iterator[tuple[str, int, EdgeSet, EdgeSet]]:
+    """Of every level its name, its number of nodes, and the edges from below and to below."""
+    edges = zip((graph.g2m, *graph.mesh_up), (graph.m2g, *graph.mesh_down), strict=True)
+    for level, (into, out_of) in enumerate(edges):
+        yield mesh_name(level), graph.num_mesh[level], into, out_of
 
 
 def _is_balanced(owners: dict[str, Tensor], work: dict[str, Tensor], ranks: int) -> bool:
@@ -192,11 +201,11 @@ def _bisected(graph: LamGraph, ranks: int, passes: Mapping[str, int], grid: Tens
     sizes = graph.node_sets()
     places = torch.cat([grid.double(), *(level[:, :2].double() for level in graph.mesh_coordinates)])
     work = torch.cat(list(node_work(graph, passes).values()))
-    owner = bisect(places, work, ranks, _joined_edges(graph, passes))
+    owner = bisect(places, work, ranks, joined_edges(graph, passes))
     return dict(zip(sizes, owner.split(list(sizes.values())), strict=True))
 
 
-def _joined_edges(graph: LamGraph, passes: Mapping[str, int]) -> list[tuple[Tensor, int]]:
+def joined_edges(graph: LamGraph, passes: Mapping[str, int]) -> list[tuple[Tensor, int]]:
     """Every edge set with its passes, nodes numbered through all node sets in the order of `LamGraph.node_sets`."""
     sizes = graph.node_sets()
     start = dict(zip(sizes, torch.tensor([0, *sizes.values()]).cumsum(0).tolist(), strict=False))
@@ -291,7 +300,7 @@ def _metis(graph: LamGraph, ranks: int, work: dict[str, Tensor]) -> dict[str, Te
     except ImportError:
         raise InvalidInputError("partition: metis needs pymetis; install neural-lam-anemoi[metis]") from None
     sizes = graph.node_sets()
-    one_way = torch.cat([index for index, _ in _joined_edges(graph, passes_per_step(graph.num_levels))], dim=1)
+    one_way = torch.cat([index for index, _ in joined_edges(graph, passes_per_step(graph.num_levels))], dim=1)
     nodes = sum(sizes.values())
     both = torch.cat([one_way, one_way.flip(0)], dim=1)
     pairs = torch.unique(both[0][both[0] != both[1]] * nodes + both[1][both[0] != both[1]])
