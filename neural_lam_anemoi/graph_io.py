@@ -27,15 +27,16 @@ FLAT_SETS = ("m2m", "g2m", "m2g")
 HIERARCHY_SETS = ("mesh_up", "mesh_down")
 
 
-def read_graph_directory(directory: Path, num_grid: int, grid_span: float) -> LamGraph:
+def read_graph_directory(directory: Path, num_grid: int | None, grid_span: float) -> LamGraph:
     """Read a neural-lam graph directory.
 
     Parameters
     ----------
     directory : Path
         As written by ``neural_lam.create_graph`` or ``neural_lam.create_graph_with_wmg``.
-    num_grid : int
-        Grid nodes of the datastore it was made for (the directory doesn't say).
+    num_grid : int or None
+        Grid nodes of the datastore it was made for (the directory doesn't say). None: as many as its edges from the mesh
+        reach; neural-lam's graphs give every grid node some.
     grid_span : float
         The larger of the grid's extents in x and y: neural-lam divides raw mesh coordinates by it.
 
@@ -49,7 +50,8 @@ def read_graph_directory(directory: Path, num_grid: int, grid_span: float) -> La
     InvalidInputError
         A file is missing, the version is unknown, an index is out of range or levels don't fit.
     """
-    _require_directory(directory)
+    if not directory.is_dir():
+        raise InvalidInputError(f"{directory}: no such graph directory; make one with neural_lam.create_graph_with_wmg")
     version = _spec_version(directory)
     mesh = _tensor_list(directory, "mesh_features.pt")
     names = (*FLAT_SETS, *HIERARCHY_SETS) if len(mesh) > 1 else FLAT_SETS
@@ -61,6 +63,8 @@ def read_graph_directory(directory: Path, num_grid: int, grid_span: float) -> La
             raise InvalidInputError(f"{directory}: {name} has {counts}")
     if version == LEGACY:
         index = _count_from_zero(index, mesh)
+    if num_grid is None:
+        num_grid = int(index["m2g"][0][1].max()) + 1
     scaling = _mesh_scaling(version, grid_span)
     try:
         return _assemble(mesh, index, features, num_grid, scaling)
@@ -70,8 +74,6 @@ def read_graph_directory(directory: Path, num_grid: int, grid_span: float) -> La
 
 def read_lone_graph_directory(directory: Path) -> tuple[LamGraph, Tensor | None]:
     """Read a graph directory without the datastore it was made for.
-
-    The grid is what receives edges from the mesh: neural-lam's graphs give every grid node some.
 
     Parameters
     ----------
@@ -89,11 +91,9 @@ def read_lone_graph_directory(directory: Path) -> tuple[LamGraph, Tensor | None]
     InvalidInputError
         As `read_graph_directory`, or the vectors of a grid node contradict each other.
     """
-    _require_directory(directory)
-    (m2g,) = _tensor_list(directory, "m2g_edge_index.pt")
+    graph = read_graph_directory(directory, None, grid_span=1.0)
     if _spec_version(directory) == LEGACY:
-        return read_graph_directory(directory, int(m2g[1].max() - m2g[1].min()) + 1, grid_span=1.0), None
-    graph = read_graph_directory(directory, int(m2g[1].max()) + 1, grid_span=1.0)
+        return graph, None
     coordinates = _grid_coordinates(graph)
     if coordinates is None:
         raise InvalidInputError(f"{directory}: m2g features contradict each other; make the graph anew")
@@ -131,11 +131,6 @@ def write_graph_directory(graph: LamGraph, directory: Path) -> None:
             torch.save([edges.features for edges in sets], directory / f"{name}_features.pt")
     torch.save(list(graph.mesh_coordinates), directory / "mesh_features.pt")
     (directory / METAINFO).write_text(yaml.safe_dump({"spec_version": SPEC_VERSION}))
-
-
-def _require_directory(directory: Path) -> None:
-    if not directory.is_dir():
-        raise InvalidInputError(f"{directory}: no such graph directory; make one with neural_lam.create_graph_with_wmg")
 
 
 def _spec_version(directory: Path) -> str:

@@ -19,7 +19,12 @@ from anemoi.utils.dates import frequency_to_string
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from neural_lam_anemoi.adapters.neural_lam.checkpoint import load_datastore, read_statistics, read_variables
+from neural_lam_anemoi.adapters.neural_lam.checkpoint import (
+    grid_coordinates,
+    load_datastore,
+    read_statistics,
+    read_variables,
+)
 from neural_lam_anemoi.bundle import Variables
 from neural_lam_anemoi.errors import InvalidInputError
 from neural_lam_anemoi.files import complete_or_absent, refuse_existing
@@ -115,8 +120,8 @@ class _Source:
 
     def __init__(self, datastore: Any, window: ForcingWindow, member: int | None, order: str) -> None:
         self.datastore, self.window, self.order = datastore, window, order
-        coordinates = torch.tensor(np.asarray(datastore.get_xy("state", stacked=True), dtype=np.float64))
-        self.rows = (spatial_order(coordinates) if order == "rcb" else torch.arange(len(coordinates))).numpy()
+        nodes = torch.arange(datastore.num_grid_points)
+        self.rows = (spatial_order(grid_coordinates(datastore)) if order == "rcb" else nodes).numpy()
         self.series = Series(datastore, member)
         _check_member(datastore, member)
         _check_gaps(self.series)

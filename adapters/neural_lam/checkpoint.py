@@ -174,7 +174,7 @@ def datastore_rows(bundle: ModelBundle, datastore: Any) -> Tensor:
     InvalidInputError
         The grids don't consist of the same nodes.
     """
-    theirs = torch.tensor(np.asarray(datastore.get_xy("state", stacked=True), dtype=np.float64))
+    theirs = grid_coordinates(datastore)
     orders = [np.lexsort(places.numpy().T) for places in (bundle.fields.coordinates, theirs)]
     ours, theirs_sorted = bundle.fields.coordinates[orders[0]], theirs[orders[1]]
     if ours.shape != theirs_sorted.shape or not torch.equal(ours, theirs_sorted):
@@ -319,20 +319,27 @@ def read_statistics(datastore: Any, variables: Variables) -> dict[str, Tensor]:
     return statistics
 
 
+def grid_coordinates(datastore: Any) -> Tensor:
+    """x and y of a datastore's grid nodes in the unit of its projection, ``(num_grid, 2)`` float64."""
+    return torch.tensor(np.asarray(datastore.get_xy("state", stacked=True), dtype=np.float64))
+
+
 def read_fields(datastore: Any, graph: LamGraph, variables: Variables) -> Fields:
     """Coordinates, boundary and static fields of a datastore."""
     lon_lat = np.asarray(datastore.get_lat_lon("state"), dtype=np.float64)
-    xy = np.asarray(datastore.get_xy("state", stacked=True), dtype=np.float64)
+    xy = grid_coordinates(datastore)
     static = torch.empty(graph.num_grid, 0)
     if variables.static:
         static = torch.tensor(datastore.get_dataarray("static", split=None).values)
     return Fields(
         latitudes=torch.tensor(lon_lat[:, 1]),
         longitudes=torch.tensor(lon_lat[:, 0]),
-        coordinates=torch.tensor(xy),
+        coordinates=xy,
         boundary=torch.tensor(datastore.boundary_mask.values == 1),
         static=static,
-        mesh_latlons=tuple(_mesh_latlon(datastore, level, graph.mesh_scaling, xy) for level in graph.mesh_coordinates),
+        mesh_latlons=tuple(
+            _mesh_latlon(datastore, level, graph.mesh_scaling, xy.numpy()) for level in graph.mesh_coordinates
+        ),
     )
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from neural_lam_anemoi.graph import LamGraph
 
-from .checkpoint import load_datastore, read_variables
+from .checkpoint import grid_coordinates, load_datastore, read_variables
 from .predictors import load_graph
 
 
@@ -39,7 +38,7 @@ def read_project(config_path: Path, graph_name: str, window: int) -> tuple[LamGr
     """
     _, datastore = load_datastore(config_path)
     graph = load_graph(datastore, graph_name, datastore.num_grid_points)
-    coordinates = torch.tensor(datastore.get_xy("state", stacked=True), dtype=torch.float64)
+    coordinates = grid_coordinates(datastore)
     if graph.mesh_scaling == 1.0:  # legacy: mesh coordinates are stored divided by the largest grid coordinate
         coordinates = coordinates / coordinates.abs().max()
     variables = read_variables(datastore)
