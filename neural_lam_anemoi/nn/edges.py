@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,7 +94,20 @@ class Edges(nn.Module):
     def _sum_into_receivers(self, messages: Tensor) -> Tensor:
         if self.regular_degree:
             return messages.unflatten(0, (self.num_receivers, self.regular_degree)).sum(1)
-        return messages.new_zeros(self.num_receivers, *messages.shape[1:]).index_add(0, self.receivers, messages)
+        return _SumIntoRows.apply(messages, self.receivers, self.num_receivers)
+
+
+class _SumIntoRows(torch.autograd.Function):
+    """``index_add`` into zeros that keeps no messages for its backward pass; torch's own does and never reads them."""
+
+    @staticmethod
+    def forward(context: Any, messages: Tensor, receivers: Tensor, num_receivers: int) -> Tensor:
+        context.save_for_backward(receivers)
+        return messages.new_zeros(num_receivers, *messages.shape[1:]).index_add_(0, receivers, messages)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return gradient.index_select(0, *context.saved_tensors), None, None
 
 
 def _common_value(counts: Tensor) -> int:
