@@ -136,7 +136,7 @@ def _measure_ranks(
             rows.append(_row(model, ranks, "Anemoi's stock layers", found))
         else:
             rows.append(
-                Row(model, ranks, "all-gather of the senders (computed)", _all_gather(graph, ranks, architecture))
+                Row(model, ranks, "all-gather of the senders (computed)", all_gather_megabytes(graph, ranks, architecture))
             )
         for how, variant in VARIANTS.items():
             if not graph.hierarchical and "replicated" in how and "Anemoi" not in how:
@@ -171,7 +171,7 @@ def _median(found: list[Measurement]) -> float | None:
     return median(found[0].seconds) if found[0].seconds else None
 
 
-def _all_gather(graph: LamGraph, ranks: int, architecture: Architecture) -> float:
+def all_gather_megabytes(graph: LamGraph, ranks: int, architecture: Architecture) -> float:
     """MB that each rank would receive if all senders of every edge set were gathered before every use."""
     passes = passes_per_step(graph.num_levels, architecture)
     rows = sum(passes[name] * edges.num_senders for name, edges in graph.edge_sets().items())

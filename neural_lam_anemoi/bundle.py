@@ -48,6 +48,14 @@ class Variables:
         """Inverse of `to_dict`."""
         return cls(tuple(values["state"]), tuple(values["forcing"]), tuple(values["static"]), values["units"])
 
+    def columns(self, window: ForcingWindow) -> dict[str, int]:
+        """What an `Architecture` that reads these variables, the forcing in a window, says of its columns."""
+        return {
+            "num_state": len(self.state),
+            "num_forcing": len(self.forcing) * window.length,
+            "num_static": len(self.static),
+        }
+
 
 @dataclasses.dataclass(frozen=True)
 class Fields:

@@ -89,18 +89,39 @@ def manifest(bundle: ModelBundle) -> dict[str, Any]:
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "architecture": bundle.architecture.to_dict(),
-        "variables": bundle.variables.to_dict(),
-        "statistics": {name: _numbers(bundle.statistics[name]) for name in STATISTICS},
-        "forcing_window": dataclasses.asdict(bundle.forcing_window),
-        "clamping": dataclasses.asdict(bundle.clamping),
-        "time_step_seconds": bundle.time_step.total_seconds(),
-        "loss": {"name": bundle.loss.name, "weights": list(bundle.loss.weights)},
+        **data_manifest(
+            bundle.variables,
+            bundle.statistics,
+            bundle.forcing_window,
+            bundle.clamping,
+            bundle.time_step,
+            bundle.loss,
+        ),
         "graph": {
             "num_grid": bundle.graph.num_grid,
             "num_mesh": list(bundle.graph.num_mesh),
             "mesh_scaling": bundle.graph.mesh_scaling,
         },
         "provenance": bundle.provenance,
+    }
+
+
+def data_manifest(
+    variables: Variables,
+    statistics: dict[str, Tensor],
+    window: ForcingWindow,
+    clamping: Clamping,
+    time_step: datetime.timedelta,
+    loss: Loss,
+) -> dict[str, Any]:
+    """What of a `manifest` the data decide, before there is a network."""
+    return {
+        "variables": variables.to_dict(),
+        "statistics": {name: _numbers(statistics[name]) for name in STATISTICS},
+        "forcing_window": window.to_dict(),
+        "clamping": dataclasses.asdict(clamping),
+        "time_step_seconds": time_step.total_seconds(),
+        "loss": {"name": loss.name, "weights": list(loss.weights)},
     }
 
 

@@ -58,6 +58,7 @@ def _add_convert(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--config_path", type=Path, help="neural-lam's configuration: datastore and graph")
     parser.add_argument("--graph", help="name of the graph, if not the one that the checkpoint names")
     parser.add_argument("--order", choices=ORDERS, default=ORDERS[0], help="of grid nodes, as in dataset")
+    parser.add_argument("--write_graph", type=Path, help="also write the graph as a neural-lam graph directory")
     parser.add_argument("--verify", action="store_true", help="forecast one step on both sides and compare")
     parser.add_argument("--force", action="store_true", help="replace an existing output")
     parser.set_defaults(run=_convert)
@@ -116,6 +117,7 @@ def _convert(options: argparse.Namespace) -> None:
         options.verify,
         options.force,
         options.order,
+        options.write_graph,
     )
     print(*convert(job), sep="\n")
 
@@ -149,8 +151,9 @@ def _plan(options: argparse.Namespace) -> None:
         graph, coordinates = read_lone_graph_directory(Path(options.graph))
     else:
         from .adapters.neural_lam.planning import read_project
+        from .forcing import ForcingWindow
 
-        window = options.num_past_forcing_steps + options.num_future_forcing_steps + 1
+        window = ForcingWindow(options.num_past_forcing_steps, options.num_future_forcing_steps)
         graph, coordinates, counts = read_project(options.config_path, options.graph, window)
     widths = {name: getattr(options, name) for name in ("hidden_dim", "hidden_layers", "processor_layers")}
     architecture = Architecture(options.model, **counts, **widths)

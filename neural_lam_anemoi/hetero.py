@@ -8,6 +8,7 @@ receiver)``. Features are stored as `LamGraph` holds them, so that nothing is lo
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,21 +43,34 @@ def edge_types(levels: int) -> dict[str, tuple[str, str, str]]:
 def to_hetero(graph: LamGraph, fields: Fields) -> HeteroData:
     """A HeteroData object with everything in ``graph`` and ``fields``."""
     data = HeteroData()
-    latlons = torch.stack([fields.latitudes, fields.longitudes], dim=1)
-    for name, degrees in [(GRID, latlons), *((mesh_name(i), d) for i, d in enumerate(fields.mesh_latlons))]:
-        data[name].x = torch.deg2rad(degrees).float()
-        data[name].latlons = degrees
+    put_fields(data, fields)
+    put_graph(data, graph, fields.mesh_latlons)
+    return data
+
+
+def put_fields(data: HeteroData, fields: Fields) -> None:
+    """Put what belongs to the grid nodes into ``data``; the mesh in ``fields`` is left aside."""
+    _put_latlons(data, GRID, torch.stack([fields.latitudes, fields.longitudes], dim=1))
     data[GRID].coordinates = fields.coordinates
     data[GRID].static_fields = fields.static
     data[GRID][INTERIOR] = ~fields.boundary.unsqueeze(1)
-    for level, coordinates in enumerate(graph.mesh_coordinates):
+
+
+def put_graph(data: HeteroData, graph: LamGraph, mesh_latlons: Sequence[Tensor]) -> None:
+    """Put the mesh and all edges into ``data``; ``mesh_latlons`` holds ``(nodes, 2)`` degrees per level."""
+    for level, (coordinates, latlons) in enumerate(zip(graph.mesh_coordinates, mesh_latlons, strict=True)):
+        _put_latlons(data, mesh_name(level), latlons)
         data[mesh_name(level)].coordinates = coordinates
     types = edge_types(graph.num_levels)
     for name, edges in graph.edge_sets().items():
         data[types[name]].edge_index = edges.index
         data[types[name]].edge_attr = edges.features
     data.mesh_scaling = graph.mesh_scaling
-    return data
+
+
+def _put_latlons(data: HeteroData, name: str, degrees: Tensor) -> None:
+    data[name].x = torch.deg2rad(degrees).float()
+    data[name].latlons = degrees
 
 
 def graph_from_hetero(parts: HeteroParts) -> LamGraph:

@@ -51,8 +51,8 @@ def test_contents(wheel: Path) -> None:
         names = set(archive.namelist())
     tree = {
         str(path.relative_to(ROOT))
-        for place in (PACKAGE, PACKAGE / "adapters")
-        for pattern in ("**/*.py", "**/*.nc", "py.typed")
+        for place in (PACKAGE, PACKAGE / "adapters", ROOT / "hydra_plugins")
+        for pattern in ("**/*.py", "**/*.nc", "**/*.yaml", "py.typed")
         for path in place.glob(pattern)
     }
     assert len(tree) > 40

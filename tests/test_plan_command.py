@@ -15,6 +15,7 @@ import torch
 from neural_lam_anemoi import InvalidInputError, cli
 from neural_lam_anemoi.adapters.bridge.processes import executable
 from neural_lam_anemoi.adapters.neural_lam.planning import read_project
+from neural_lam_anemoi.forcing import ForcingWindow
 from neural_lam_anemoi.graph import GRID, edge_ends
 from neural_lam_anemoi.graph_io import read_lone_graph_directory
 from neural_lam_anemoi.plan import parse_bytes
@@ -123,7 +124,7 @@ def test_settings_get_cheaper_and_the_choice_fits(era5_project: Path, capsys: py
 @pytest.mark.parametrize("kind", ["flat", "hierarchical"])
 def test_a_lone_directory_and_a_project_agree(kind: str, era5_project: Path) -> None:
     """Grid coordinates are recovered from the vectors between mesh and grid."""
-    graph, coordinates, counts = read_project(era5_project, kind, 3)
+    graph, coordinates, counts = read_project(era5_project, kind, ForcingWindow())
     lone, recovered = read_lone_graph_directory(era5_project.parent / "graph" / kind)
     assert lone.node_sets() == graph.node_sets()
     assert recovered is not None

@@ -31,11 +31,13 @@ from neural_lam_anemoi.bundle_io import from_manifest, manifest
 from neural_lam_anemoi.errors import InvalidInputError
 from neural_lam_anemoi.files import complete_or_absent
 from neural_lam_anemoi.hetero import GRID, fields_from_hetero, graph_from_hetero, hetero_parts, to_hetero
+from neural_lam_anemoi.nn.clamping import BUFFER_NAMES
 from neural_lam_anemoi.weights import Stub, find_stub_state, read_torch_file
 
-from .configuration import HOST, model_configuration
+from .configuration import model_configuration
 from .fine_tuning import write_configuration
-from .models import INPUT_STEPS, SECTION
+from .models import INPUT_STEPS
+from .section import HOST, SECTION, host_text, read_section
 from .variables import dataset_variables, input_names
 
 TRAINING_KIND = "Anemoi training checkpoint"
@@ -90,6 +92,7 @@ def build_interface(bundle: ModelBundle, graph: Any) -> tuple[Any, dict[str, Any
     )
     network = interface.model.network
     constants = {name: getattr(network, name) for name in CONSTANTS}
+    interface.to(next(value.dtype for name, value in bundle.weights.items() if name not in BUFFER_NAMES))
     network.load_state_dict(bundle.weights | constants, strict=True)
     return interface, metadata
 
@@ -110,9 +113,10 @@ def read_checkpoint(path: Path, content: Any = None) -> ModelBundle:
     """
     content = read_torch_file(path) if content is None else content
     metadata = _read_metadata(path)
-    section = metadata.get("config", {}).get("model", {}).get(SECTION)
-    if section is None:
+    config = metadata.get("config", {})
+    if config.get("model", {}).get(SECTION) is None:
         raise InvalidInputError(f"{path}: an Anemoi checkpoint, but not of a neural-lam model (no model.{SECTION})")
+    section = _section(path, config)
     if isinstance(content, dict):
         kind, state = TRAINING_KIND, content["state_dict"]
         prefix = f"model.{NETWORK_PREFIX}"
@@ -165,6 +169,16 @@ def _read_metadata(path: Path) -> dict[str, Any]:
         return load_metadata(str(path))
     except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
         raise InvalidInputError(f"{path}: Anemoi's metadata can't be read ({error})") from None
+
+
+def _section(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return read_section(config)
+    except (KeyError, TypeError, AttributeError) as error:
+        reason = f"model.{SECTION} is damaged ({type(error).__name__}: {error})"
+        raise InvalidInputError(f"{path}: {reason}") from None
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{path}: {error}") from None
 
 
 def _check_constant(path: Path, name: str, stored: Tensor | None, section: dict[str, Any]) -> None:
@@ -252,9 +266,7 @@ def _small_host(bundle: ModelBundle) -> str:
         name: {key: value for key, value in kept.items() if key not in ("callbacks", "loops")}
         for name, kept in bundle.host.items()
     }
-    tensors: dict[str, Tensor] = {}
-    encoded = tree.encode(small, tensors)
-    return json.dumps({} if tensors else encoded)
+    return host_text(small)
 
 
 def _training_content(

@@ -8,13 +8,14 @@ from typing import Any
 from anemoi.utils.dates import frequency_to_string
 
 from neural_lam_anemoi.graph import mesh_name
-from neural_lam_anemoi.hetero import GRID
+from neural_lam_anemoi.hetero import GRID, INTERIOR
 
-from .models import INPUT_STEPS, MODELS, SECTION
+from .models import INPUT_STEPS, MODELS
+from .section import HOST, SECTION
 from .variables import input_names
 
-HOST = "host"
-"""Under our section, as JSON: what only one host understands. Training in Anemoi carries it along."""
+BOUNDARY_IS_GIVEN = {"_target_": "anemoi.training.utils.masks.Boolean1DMask", "attribute_name": INTERIOR}
+"""Anemoi's mask for the rollout: the boundary is overwritten with the truth after every step."""
 
 
 def model_configuration(manifest: dict[str, Any], host: str) -> dict[str, Any]:
@@ -49,7 +50,9 @@ def model_configuration(manifest: dict[str, Any], host: str) -> dict[str, Any]:
                 "_convert_": "none",
                 "hidden_nodes_name": [mesh_name(level) for level, _ in enumerate(manifest["graph"]["num_mesh"])],
             },
-            SECTION: manifest | {HOST: host.replace("${", "\\u0024{")},  # no interpolation for OmegaConf
+            "keep_batch_sharded": True,
+            "output_mask": {"datasets": {GRID: BOUNDARY_IS_GIVEN}},
+            SECTION: manifest | {HOST: host},
         },
         "training": {"precision": "32", "multistep_input": INPUT_STEPS, "multistep_output": 1},
         "task": {"multistep_input": INPUT_STEPS, "multistep_output": 1, "timestep": step},

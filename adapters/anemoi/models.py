@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import torch
 from anemoi.models.models.base import BaseGraphModel
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import ProcessGroup
 
@@ -26,9 +25,9 @@ from neural_lam_anemoi.nn import networks
 from neural_lam_anemoi.nn.clamping import Clamping
 from neural_lam_anemoi.sharding.shard import gather_grid, sharded_twin
 
+from .section import read_section
 from .variables import input_names
 
-SECTION = "neural_lam"
 INPUT_STEPS = 2
 
 
@@ -50,6 +49,7 @@ class _LamModel(BaseGraphModel):
     output_order: Tensor
     state_mean: Tensor
     state_std: Tensor
+    static_columns: Tensor
 
     def __init__(
         self,
@@ -70,9 +70,11 @@ class _LamModel(BaseGraphModel):
         self.n_step_input, self.n_step_output = n_step_input, n_step_output
         self.data_indices, self.statistics, self._graph_data = data_indices, statistics, graph_data
         self.dataset_names = self.input_datasets = self.target_datasets = [GRID]
-        manifest = _section(model_config)
+        manifest = read_section(model_config)
         variables = Variables.from_dict(manifest["variables"])
-        values = {name: numbers.float() for name, numbers in statistics_from_manifest(manifest).items()}
+        exact = statistics_from_manifest(manifest)
+        self.static_standardisation = [exact[f"static_{kind}"].tolist() for kind in ("mean", "std")]
+        values = {name: numbers.float() for name, numbers in exact.items()}
         state = networks.StateStatistics(
             variables.state, *(values[f"state_{name}"] for name in ("mean", "std", "diff_mean", "diff_std"))
         )
@@ -107,6 +109,13 @@ class _LamModel(BaseGraphModel):
     def _standardised(self, x: Tensor, category: str) -> Tensor:
         columns: Tensor = getattr(self, f"{category}_columns")
         return (x.index_select(-1, columns) - getattr(self, f"{category}_mean")) / getattr(self, f"{category}_std")
+
+    def _static(self, x: Tensor) -> Tensor:
+        """Standardised static fields; in float64 still the float32 numbers that neural-lam's datastores make of them."""
+        if x.dtype != torch.float64:
+            return self._standardised(x, "static")
+        mean, std = (x.new_tensor(values) for values in self.static_standardisation)
+        return ((x.index_select(-1, self.static_columns) - mean) / std).float().double()
 
     def forward(
         self,
@@ -180,7 +189,7 @@ class _LamModel(BaseGraphModel):
             self._standardised(newer, "state"),
             self._standardised(older, "state"),
             self._standardised(newer, "forcing"),
-            self._standardised(newer, "static"),
+            self._static(newer),
         )
         physical = state.to(inputs.dtype) * self.state_std + self.state_mean
         return physical[..., self.output_order].reshape(batch, ensemble, 1, grid, -1).transpose(1, 2)
@@ -223,13 +232,6 @@ class HiLAMParallel(_LamModel):
 
 
 MODELS: dict[str, type[_LamModel]] = {m.network_type.model: m for m in (GraphLAM, HiLAM, HiLAMParallel)}
-
-
-def _section(model_config: Any) -> dict[str, Any]:
-    section = model_config.model.get(SECTION)
-    if section is None:
-        raise InvalidInputError(f"config: model.{SECTION} is missing; write it with neural-lam-anemoi convert")
-    return OmegaConf.to_container(section, resolve=True) if OmegaConf.is_config(section) else dict(section)  # type: ignore
 
 
 def _position(name_to_index: dict[str, int], variable: str, role: str) -> int:

@@ -6,10 +6,15 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from neural_lam_anemoi.bundle import ModelBundle
 from neural_lam_anemoi.bundle_io import MANIFEST, load_bundle, save_bundle
 from neural_lam_anemoi.errors import InvalidInputError
-from neural_lam_anemoi.files import refuse_existing
+from neural_lam_anemoi.files import complete_or_absent, refuse_existing
+from neural_lam_anemoi.graph import LamGraph
+from neural_lam_anemoi.graph_io import write_graph_directory
 from neural_lam_anemoi.sharding.cuts import spatial_order
 from neural_lam_anemoi.weights import read_torch_file
 
@@ -28,6 +33,7 @@ class Conversion:
     verify: bool = False
     force: bool = False
     order: str = "datastore"
+    write_graph: Path | None = None
 
 
 def convert(job: Conversion) -> list[str]:
@@ -44,7 +50,8 @@ def convert(job: Conversion) -> list[str]:
         The source can't be read, the output exists, something is missing or doesn't fit, or verification failed. The
         output isn't there then.
     """
-    refuse_existing(job.output, job.force)
+    for output in filter(None, (job.output, job.write_graph)):
+        refuse_existing(output, job.force)
     if job.verify and job.config_path is None:
         raise InvalidInputError("--verify needs neural-lam's datastore for a sample; give --config_path")
     bundle = read_any(job.source, job.config_path, job.graph)
@@ -55,8 +62,15 @@ def convert(job: Conversion) -> list[str]:
     lines = [f"{job.source}: {describe(bundle)}"]
     if job.verify:
         lines += _verified(bundle, job)
-    write_any(bundle, job.target, job.output, job.force)
-    return [*lines, f"{job.output}: written for {job.target}"]
+    graph = _datastore_graph(bundle, job) if job.write_graph else None
+    name = job.graph or (job.write_graph.name if job.write_graph else None)
+    write_any(bundle, job.target, job.output, job.force, name)
+    lines.append(f"{job.output}: written for {job.target}")
+    if job.write_graph and graph:
+        with complete_or_absent(job.write_graph, job.force, directory=True) as made:
+            write_graph_directory(graph, made)
+        lines.append(f"{job.write_graph}: the graph, for neural-lam")
+    return lines
 
 
 def read_any(source: Path, config_path: Path | None = None, graph: str | None = None) -> ModelBundle:
@@ -89,8 +103,13 @@ def read_any(source: Path, config_path: Path | None = None, graph: str | None = 
     return bundle
 
 
-def write_any(bundle: ModelBundle, target: str, output: Path, force: bool = False) -> None:
-    """Write ``bundle`` as one of `TARGETS`: a directory for anemoi and bundle, a file for neural-lam."""
+def write_any(
+    bundle: ModelBundle, target: str, output: Path, force: bool = False, graph_name: str | None = None
+) -> None:
+    """Write ``bundle`` as one of `TARGETS`: a directory for anemoi and bundle, a file for neural-lam.
+
+    ``graph_name`` is what a neural-lam checkpoint calls its graph if the model was born in Anemoi.
+    """
     if target == "bundle":
         save_bundle(bundle, output, force)
     elif target == "anemoi":
@@ -100,7 +119,22 @@ def write_any(bundle: ModelBundle, target: str, output: Path, force: bool = Fals
     else:
         from neural_lam_anemoi.adapters.neural_lam.checkpoint import write_checkpoint
 
-        write_checkpoint(bundle, output, force)
+        write_checkpoint(bundle, output, force, graph_name)
+
+
+def _datastore_graph(bundle: ModelBundle, job: Conversion) -> LamGraph:
+    """The graph with grid nodes in the datastore's order."""
+    graph, places = bundle.graph, bundle.fields.coordinates
+    if job.config_path is not None:
+        from neural_lam_anemoi.adapters.neural_lam.checkpoint import datastore_rows, load_datastore
+
+        return graph.reordered(torch.argsort(datastore_rows(bundle, load_datastore(job.config_path)[1])))
+    in_place = np.arange(len(places))
+    if not any(np.array_equal(np.lexsort(keys.numpy()), in_place) for keys in (places.T, places.flip(1).T)):
+        raise InvalidInputError(
+            f"{job.source}: grid nodes are neither in rows nor in columns; give --config_path for the datastore's order"
+        )
+    return graph
 
 
 def describe(bundle: ModelBundle) -> str:

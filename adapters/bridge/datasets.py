@@ -19,13 +19,19 @@ from anemoi.utils.dates import frequency_to_string
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from neural_lam_anemoi.adapters.anemoi.dataset import ATTRIBUTE, BOUNDARY, COORDINATES
+from neural_lam_anemoi.adapters.anemoi.section import HOST, host_text
+from neural_lam_anemoi.adapters.neural_lam.arguments import kept_configuration
 from neural_lam_anemoi.adapters.neural_lam.checkpoint import (
     grid_coordinates,
     load_datastore,
+    read_clamping,
+    read_loss,
     read_statistics,
     read_variables,
 )
 from neural_lam_anemoi.bundle import Variables
+from neural_lam_anemoi.bundle_io import data_manifest
 from neural_lam_anemoi.errors import InvalidInputError
 from neural_lam_anemoi.files import complete_or_absent, refuse_existing
 from neural_lam_anemoi.forcing import ForcingWindow, shifted_names
@@ -33,7 +39,6 @@ from neural_lam_anemoi.sharding.cuts import spatial_order
 
 from .series import SPLITS, Interval, Series
 
-ATTRIBUTE = "neural_lam_anemoi"
 FORMAT_VERSION = "0.22"
 
 
@@ -105,8 +110,7 @@ def write_dataset(
     refuse_existing(output, force)
     if ranks < 1 or past < 0 or future < 0:
         raise InvalidInputError(f"ranks {ranks}, past {past}, future {future}: ranks must be positive, the rest >= 0")
-    _, datastore = load_datastore(config_path)
-    source = _Source(datastore, ForcingWindow(past, future), member, order)
+    source = _Source(*load_datastore(config_path), ForcingWindow(past, future), member, order)
     with complete_or_absent(output, force) as made:
         store = zarr_open(str(made), "w")
         source.write_fields(store, ranks)
@@ -118,14 +122,16 @@ def write_dataset(
 class _Source:
     """A datastore on its way into a dataset."""
 
-    def __init__(self, datastore: Any, window: ForcingWindow, member: int | None, order: str) -> None:
-        self.datastore, self.window, self.order = datastore, window, order
+    def __init__(self, config: Any, datastore: Any, window: ForcingWindow, member: int | None, order: str) -> None:
+        self.config, self.datastore, self.window, self.order = config, datastore, window, order
+        self.coordinates = grid_coordinates(datastore)
         nodes = torch.arange(datastore.num_grid_points)
-        self.rows = (spatial_order(grid_coordinates(datastore)) if order == "rcb" else nodes).numpy()
+        self.rows = (spatial_order(self.coordinates) if order == "rcb" else nodes).numpy()
         self.series = Series(datastore, member)
         _check_member(datastore, member)
         _check_gaps(self.series)
         self.variables: Variables = read_variables(datastore)
+        self.statistics = read_statistics(datastore, self.variables)
         step = self.series.step
         self.shifted = shifted_names(self.variables.forcing, window, step)
         self.names = [*self.variables.state, *self.shifted, *self.variables.static]
@@ -152,6 +158,8 @@ class _Source:
         lon_lat = np.asarray(self.datastore.get_lat_lon("state"), dtype=np.float64)
         _put(store, "latitudes", lon_lat[self.rows, 1], "cell")
         _put(store, "longitudes", lon_lat[self.rows, 0], "cell")
+        _put(store, COORDINATES, self.coordinates.numpy()[self.rows], "cell", "axis")
+        _put(store, BOUNDARY, (self.datastore.boundary_mask.values == 1)[self.rows], "cell")
         store.attrs.update(self._attributes(shape, chunks))
 
     def _attributes(self, shape: tuple[int, ...], chunks: tuple[int, ...]) -> dict[str, Any]:
@@ -179,12 +187,16 @@ class _Source:
             "data_request": {"grid": None, "area": None},
             "shape": list(shape),
             "chunks": list(chunks),
-            ATTRIBUTE: {
-                "variables": self.variables.to_dict(),
-                "forcing_window": self.window.to_dict(),
-                "order": self.order,
-                "splits": {s: {"start": str(part.start), "end": str(part.end)} for s, part in self.splits.items()},
-            },
+            ATTRIBUTE: self._facts(),
+        }
+
+    def _facts(self) -> dict[str, Any]:
+        """What a model made from the dataset alone has to know; `read_facts` reads it."""
+        made = (read_clamping(self.config), self.series.step, read_loss(self.config, self.datastore))
+        return data_manifest(self.variables, self.statistics, self.window, *made) | {
+            HOST: host_text(kept_configuration(self.config)),
+            "order": self.order,
+            "splits": {s: {"start": str(part.start), "end": str(part.end)} for s, part in self.splits.items()},
         }
 
     def _field_shape(self) -> list[int]:
@@ -224,10 +236,11 @@ class _Source:
 
     def write_statistics(self, store: Any, measured: _Measured) -> None:
         """neural-lam's statistics, and what it has none of from the training dates."""
-        statistics = read_statistics(self.datastore, self.variables)
-        known = {name: values.double().numpy() for name, values in statistics.items()}
+        known = {name: values.double().numpy() for name, values in self.statistics.items()}
         smallest = dict.fromkeys(("state", "forcing"), float(np.finfo(np.float32).eps))
-        smallest["static"] = torch.finfo(statistics["static_std"].dtype).eps  # the datastore standardises it itself
+        smallest["static"] = torch.finfo(
+            self.statistics["static_std"].dtype
+        ).eps  # the datastore standardises it itself
         stdev = [known[f"{category}_std"].clip(least) for category, least in smallest.items()]
         mean = [known[f"{category}_mean"] for category in ("state", "forcing", "static")]
         self._put_columns(store, "", {"mean": mean, "stdev": stdev, **measured.ranges()})
@@ -325,6 +338,6 @@ def _check_gaps(series: Series) -> None:
             )
 
 
-def _put(store: Any, name: str, values: NDArray[Any], dimension: str) -> None:
+def _put(store: Any, name: str, values: NDArray[Any], *dimensions: str) -> None:
     array = store.create_dataset(name, data=np.ascontiguousarray(values), shape=values.shape, dtype=values.dtype)
-    array.attrs["_ARRAY_DIMENSIONS"] = [dimension]
+    array.attrs["_ARRAY_DIMENSIONS"] = list(dimensions)

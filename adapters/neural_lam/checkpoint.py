@@ -7,6 +7,7 @@ coordinates come from the datastore. Reading runs nothing that is in the file.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from neural_lam_anemoi.graph import LamGraph
 from neural_lam_anemoi.nn.clamping import BUFFER_NAMES, Clamping
 from neural_lam_anemoi.weights import Stub, find_stub_state, read_torch_file
 
+from .arguments import checkpoint_content
 from .predictors import load_graph
 
 KIND = "neural-lam checkpoint"
@@ -101,19 +103,30 @@ def read_checkpoint(path: Path, config_path: Path, graph_name: str | None = None
     return bundle
 
 
-def write_checkpoint(bundle: ModelBundle, path: Path, force: bool = False) -> None:
+def write_checkpoint(bundle: ModelBundle, path: Path, force: bool = False, graph_name: str | None = None) -> None:
     """Write a checkpoint that stock neural-lam 0.7 loads.
+
+    Parameters
+    ----------
+    bundle : ModelBundle
+    path : Path
+    force : bool
+        Replace an existing file.
+    graph_name : str, optional
+        For a model that wasn't trained in neural-lam: what its arguments call the graph.
 
     Raises
     ------
     InvalidInputError
-        If ``path`` exists and ``force`` isn't given, or the bundle doesn't come from neural-lam.
+        If ``path`` exists and ``force`` isn't given, or nothing of neural-lam came with the bundle.
     """
     kept = bundle.host.get("neural_lam")
     if kept is None:
         raise InvalidInputError(
-            "the source holds no arguments of neural-lam: it wasn't made from a neural-lam checkpoint"
+            "the source holds nothing of neural-lam: neither a checkpoint nor a dataset of its came before it"
         )
+    if "args" not in kept["hyper_parameters"]:
+        kept = checkpoint_content(bundle, kept["hyper_parameters"]["config"], graph_name)
     tensors: dict[str, Tensor] = {}
     content = tree.decode(tree.encode({**bundle.training, **kept}, tensors), tensors, _construct)
     content["state_dict"] = OrderedDict((f"{PREFIX}{name}", tensor) for name, tensor in bundle.weights.items())
@@ -210,8 +223,6 @@ def _assemble(
     window = ForcingWindow(arguments["num_past_forcing_steps"], arguments["num_future_forcing_steps"])
     architecture = _architecture(arguments, variables, window)
     check_widths(weights, variables, window, architecture)
-    limits = config.training.output_clamping
-    clamping = Clamping(dict(limits.lower), dict(limits.upper))
     statistics = read_statistics(datastore, variables)
     graph = load_graph(datastore, graph_name or arguments["graph"], datastore.num_grid_points)
     bundle = ModelBundle(
@@ -222,9 +233,9 @@ def _assemble(
         statistics=statistics,
         fields=read_fields(datastore, graph, variables),
         forcing_window=window,
-        clamping=clamping,
+        clamping=read_clamping(config),
         time_step=datastore.step_length,
-        loss=Loss(arguments["loss"], tuple(get_state_feature_weighting(config, datastore))),
+        loss=read_loss(config, datastore, arguments["loss"]),
     )
     _check_clamping(bundle)
     return bundle
@@ -236,22 +247,8 @@ def _architecture(arguments: dict[str, Any], variables: Variables, window: Forci
         raise InvalidInputError(
             f"{model} is a Graph-EFM model, which isn't supported; supported are {', '.join(MODELS)}"
         )
-    gnn_types = {
-        name: arguments.get(name, "InteractionNet")
-        for name in ("g2m_gnn_type", "m2g_gnn_type", "mesh_up_gnn_type", "mesh_down_gnn_type")
-    }
-    return Architecture(
-        model=model,
-        num_state=len(variables.state),
-        num_forcing=len(variables.forcing) * window.length,
-        num_static=len(variables.static),
-        hidden_dim=arguments["hidden_dim"],
-        hidden_layers=arguments["hidden_layers"],
-        processor_layers=arguments["processor_layers"],
-        mesh_aggr=arguments["mesh_aggr"],
-        output_std=arguments["output_std"],
-        **gnn_types,
-    )
+    known = [field.name for field in dataclasses.fields(Architecture) if field.name in arguments]
+    return Architecture.from_dict(variables.columns(window) | {name: arguments[name] for name in known})
 
 
 def check_widths(
@@ -290,6 +287,17 @@ def _check_clamping(bundle: ModelBundle) -> None:
                 f"{name} is {have.tolist()} in the checkpoint, but output clamping and statistics of the datastore "
                 f"give {expected[name].tolist()}: the variables are in another order, or it is another dataset"
             )
+
+
+def read_clamping(config: Any) -> Clamping:
+    """Limits of the state in neural-lam's configuration."""
+    limits = config.training.output_clamping
+    return Clamping(dict(limits.lower), dict(limits.upper))
+
+
+def read_loss(config: Any, datastore: Any, name: str = ARGUMENT_DEFAULTS["loss"]) -> Loss:
+    """The loss of this name with the variables' weights in neural-lam's configuration."""
+    return Loss(name, tuple(get_state_feature_weighting(config, datastore)))
 
 
 def read_variables(datastore: Any) -> Variables:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from torch import Tensor
 
+from neural_lam_anemoi.forcing import ForcingWindow
 from neural_lam_anemoi.graph import LamGraph
 
 from .checkpoint import grid_coordinates, load_datastore, read_variables
 from .predictors import load_graph
 
 
-def read_project(config_path: Path, graph_name: str, window: int) -> tuple[LamGraph, Tensor, dict[str, int]]:
+def read_project(config_path: Path, graph_name: str, window: ForcingWindow) -> tuple[LamGraph, Tensor, dict[str, int]]:
     """Graph, grid coordinates and numbers of variables of a project.
 
     Parameters
@@ -20,8 +21,7 @@ def read_project(config_path: Path, graph_name: str, window: int) -> tuple[LamGr
     config_path : Path
         neural-lam's configuration.
     graph_name : str
-    window : int
-        Columns per forcing variable.
+    window : ForcingWindow
 
     Returns
     -------
@@ -41,10 +41,4 @@ def read_project(config_path: Path, graph_name: str, window: int) -> tuple[LamGr
     coordinates = grid_coordinates(datastore)
     if graph.mesh_scaling == 1.0:  # legacy: mesh coordinates are stored divided by the largest grid coordinate
         coordinates = coordinates / coordinates.abs().max()
-    variables = read_variables(datastore)
-    counts = {
-        "num_state": len(variables.state),
-        "num_forcing": len(variables.forcing) * window,
-        "num_static": len(variables.static),
-    }
-    return graph, coordinates, counts
+    return graph, coordinates, read_variables(datastore).columns(window)

@@ -20,7 +20,8 @@ from neural_lam.datastore.mdp import MDPDatastore
 from neural_lam.models import ForecasterModule
 from neural_lam.weather_dataset import WeatherDataset
 
-from neural_lam_anemoi.adapters.bridge.datasets import ATTRIBUTE, write_dataset
+from neural_lam_anemoi.adapters.anemoi.dataset import ATTRIBUTE
+from neural_lam_anemoi.adapters.bridge.datasets import write_dataset
 from neural_lam_anemoi.adapters.bridge.processes import executable
 from neural_lam_anemoi.adapters.bridge.series import SPLITS, Series
 from neural_lam_anemoi.errors import InvalidInputError
@@ -41,9 +42,15 @@ class EnsembleOfStates(MDPDatastore):
 
     def __init__(self, config_path: str | Path) -> None:
         super().__init__(config_path)
+        self._boundary_mask = super().boundary_mask
         members = xr.DataArray(np.arange(MEMBERS, dtype=np.float64), dims="ensemble_member")
         self._ds = self._ds.assign({name: self._ds[name] + members for name in self.differing})
         self.is_ensemble, self.has_ensemble_forcing = True, "forcing" in self.differing
+
+    @property
+    def boundary_mask(self) -> xr.DataArray:
+        """neural-lam 0.7.0 can't take one from a state with members."""
+        return self._boundary_mask
 
 
 class Ensemble(EnsembleOfStates):

@@ -8,22 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-import zarr
 from neural_lam import metrics
 from neural_lam.models.module import ForecasterModule
 
-from neural_lam_anemoi.adapters.anemoi.fine_tuning import loss_weights
+from neural_lam_anemoi.adapters.anemoi.losses import loss_weights
 from neural_lam_anemoi.adapters.bridge.convert import read_any
-from neural_lam_anemoi.adapters.bridge.datasets import ATTRIBUTE
-from neural_lam_anemoi.adapters.bridge.processes import executable, run_command
 from neural_lam_anemoi.adapters.neural_lam.checkpoint import load_datastore
+from neural_lam_anemoi.bundle_io import manifest
 from neural_lam_anemoi.weights import read_torch_file
 
 from ..commands import run_process
+from .anemoi_training import LOG, fine_tune
 from .conftest import Converted, Trained
-
-SPLITS = {"train": "training", "val": "validation", "test": "test"}
-
 
 ONE_SAMPLE = "dataloader.training.datasets.data.end='2026-03-25T12:00:00'"
 SGD = (
@@ -34,35 +30,13 @@ SGD = (
 )
 
 
-def train(anemoi: Path, dataset: Path, place: Path, *options: str) -> Path:
-    """Two epochs of ``anemoi-training train`` from ``last.ckpt``; returns the directory of its checkpoints."""
-    overrides = [
-        f"system.input.dataset={dataset}",
-        f"system.output.root={place}",
-        "system.hardware.accelerator=cpu",
-        "dataloader.pin_memory=False",
-        "dataloader.limit_batches={training: 3, validation: 1, test: 1}",
-        "training.max_epochs=2",
-        "training.num_sanity_val_steps=0",
-        "diagnostics.enable_progress_bar=False",
-        f"hydra.run.dir={place / 'hydra'}",
-    ]
-    for split, ends in zarr.open(str(dataset), mode="r").attrs[ATTRIBUTE]["splits"].items():
-        for end in ("start", "end"):
-            overrides.append(f"dataloader.{SPLITS[split]}.datasets.data.{end}='{ends[end]}'")
-    command = [executable("anemoi-training"), "train", "--config-dir", anemoi, "--config-name", "fine_tuning"]
-    run_command([*command, *overrides, *options], place / "training.log", place / "checkpoint")
-    (last,) = (place / "checkpoint").glob("*/last.ckpt")
-    return last.parent
-
-
 def test_weights_arrive_and_go_home_with_neural_lam_s_arguments(
     trained: Trained, converted: Converted, era5_dataset: Path, tmp_path: Path
 ) -> None:
     """Weights only, at a learning rate of zero: nothing may change."""
     source, anemoi = trained("graph_lam"), converted("graph_lam") / "anemoi"
     options = ("training.load_weights_only=True", "training.optimization.lr=0.0")
-    made = train(anemoi, era5_dataset, tmp_path / "run", *options)
+    made = fine_tune(anemoi, era5_dataset, tmp_path / "run", *options)
     for name in ("last", "inference-last"):
         back = tmp_path / f"{name}.ckpt"
         run_process("convert", made / f"{name}.ckpt", "--to", "neural-lam", "--output", back)
@@ -79,8 +53,8 @@ def test_what_was_fine_tuned_forecasts_the_same_in_neural_lam(
 ) -> None:
     """A full warm start: neural-lam's optimizer state is restored and moves the weights."""
     anemoi = converted("graph_lam") / "anemoi"
-    made = train(anemoi, era5_dataset, tmp_path / "run")
-    assert "Restored all states from the checkpoint" in (tmp_path / "run" / "training.log").read_text()
+    made = fine_tune(anemoi, era5_dataset, tmp_path / "run")
+    assert "Restored all states from the checkpoint" in (tmp_path / "run" / LOG).read_text()
     before, after = read_any(anemoi / "last.ckpt").weights, read_any(made / "last.ckpt").weights
     assert all(torch.isfinite(value).all() for value in after.values())
     changed = [name for name, value in before.items() if not torch.equal(value, after[name])]
@@ -100,8 +74,8 @@ def test_two_ranks_train_the_same_model(
     options = (*SGD, ONE_SAMPLE, "training.load_weights_only=True")
     two = ("system.hardware.num_gpus_per_node=2", "system.hardware.num_gpus_per_model=2")
     cells = (f"model.keep_batch_sharded={sharded}", "dataloader.read_group_size=" + ("2" if sharded else "1"))
-    alone = read_any(train(anemoi, era5_dataset, tmp_path / "alone", *options) / "last.ckpt").weights
-    made = train(anemoi, era5_dataset, tmp_path / "shared", *options, *two, *cells)
+    alone = read_any(fine_tune(anemoi, era5_dataset, tmp_path / "alone", *options) / "last.ckpt").weights
+    made = fine_tune(anemoi, era5_dataset, tmp_path / "shared", *options, *two, *cells)
     shared = read_any(made / "last.ckpt").weights
     before = read_any(anemoi / "last.ckpt").weights
     moved = {name: float((alone[name] - value).abs().max()) for name, value in before.items() if value.numel()}
@@ -133,6 +107,8 @@ def test_loss_weights_are_neural_lam_s(loss: str, power: int, converted: Convert
     std = bundle.standardisation("state")[1]
     one, two = 3 * torch.randn(2, 50, 5, dtype=torch.float64)
     expected = getattr(metrics, loss)(one, two, module.per_var_std.double())
-    weights = torch.tensor(list(loss_weights(bundle, loss).values()))
+    content = manifest(bundle)
+    content["loss"]["name"] = loss
+    weights = torch.tensor(list(loss_weights(content).values()))
     errors = (((one - two) * std.double()).abs() ** power * weights).sum(-1).mean()
     torch.testing.assert_close(errors, expected, rtol=1e-6, atol=0)

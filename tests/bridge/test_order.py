@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import zarr
 
+from neural_lam_anemoi.adapters.anemoi.dataset import ATTRIBUTE
 from neural_lam_anemoi.adapters.bridge.convert import read_any
-from neural_lam_anemoi.adapters.bridge.datasets import ATTRIBUTE
 from neural_lam_anemoi.adapters.bridge.demo import ALLOWED, require_identical
 from neural_lam_anemoi.adapters.bridge.forecast import anemoi_forecast, neural_lam_forecast
 from neural_lam_anemoi.adapters.neural_lam.checkpoint import datastore_rows, load_datastore

@@ -17,7 +17,16 @@ from .conftest import Trained
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 BLOCK = re.compile(r"(?:^`(?P<file>[\w.]+)`:\n\n)?^```(?P<language>\w+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
-MADE = ("anemoi/fine_tuning.yaml", "anemoi.zarr", "forecast.nc", "back.ckpt", "tuned.ckpt", "plan.png")
+MADE = (
+    "anemoi/fine_tuning.yaml",
+    "anemoi.zarr",
+    "forecast.nc",
+    "back.ckpt",
+    "tuned.ckpt",
+    "new.ckpt",
+    "graph/brought/metainfo.yaml",
+    "plan.png",
+)
 
 
 def test_two_commands_come_first() -> None:

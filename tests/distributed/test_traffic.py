@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.graphs import reference_graph
 from benchmarks.measured import Measurement, measure_network
+from benchmarks.sharding import all_gather_megabytes
 from neural_lam_anemoi.graph import LamGraph
 from neural_lam_anemoi.nn.networks import LamNetwork
 from neural_lam_anemoi.sharding.costs import exchanged_bytes
@@ -74,3 +75,15 @@ def test_the_reference_on_eight_ranks(kind: str, share: int) -> None:
     assert sum(one.forward_bytes for one in found) / 8 <= stock / share
     assert sum(one.backward_bytes for one in found) == sum(one.forward_bytes for one in found)
     assert max(one.peak_bytes for one in found) <= 1.15 / 8 * alone.peak_bytes
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("model", ["hi_lam", "hi_lam_parallel"])
+def test_a_hierarchy_on_eight_ranks(model: str) -> None:
+    graph, places = reference_graph("hierarchical")
+    network = build_network(model, graph, hidden_dim=64, processor_layers=4)
+    with Ranks(8, timeout=300) as eight:
+        found = sharded(eight, 8, network, partition="rcb", grid_coordinates=places)
+    gathered = all_gather_megabytes(graph, 8, network.architecture) * 1e6
+    assert sum(one.forward_bytes for one in found) / 8 <= gathered / 80
+    assert sum(one.backward_bytes for one in found) == sum(one.forward_bytes for one in found)

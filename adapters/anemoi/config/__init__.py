@@ -1,0 +1,1 @@
+"""Hydra configurations: ``anemoi-training train --config-name=neural_lam``."""
