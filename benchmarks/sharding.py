@@ -136,7 +136,12 @@ def _measure_ranks(
             rows.append(_row(model, ranks, "Anemoi's stock layers", found))
         else:
             rows.append(
-                Row(model, ranks, "all-gather of the senders (computed)", all_gather_megabytes(graph, ranks, architecture))
+                Row(
+                    model,
+                    ranks,
+                    "all-gather of the senders (computed)",
+                    all_gather_megabytes(graph, ranks, architecture),
+                )
             )
         for how, variant in VARIANTS.items():
             if not graph.hierarchical and "replicated" in how and "Anemoi" not in how:

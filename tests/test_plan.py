@@ -59,9 +59,11 @@ def test_parameters_are_counted(model: str, options: dict[str, int]) -> None:
         (1, 1, "keep", "32-true"),
         (2, 2, "keep", "32-true"),
         (1, 3, "checkpoint_steps", "32-true"),
+        (2, 2, "checkpoint_layers", "32-true"),
         (1, 1, "keep", "bf16-mixed"),
         (2, 3, "keep", "bf16-mixed"),
         (2, 2, "checkpoint_steps", "bf16-mixed"),
+        (1, 3, "checkpoint_layers", "bf16-mixed"),
     ],
 )
 @pytest.mark.parametrize("model", MODELS)
@@ -80,6 +82,7 @@ def test_activations_are_estimated_within_15_percent(
     estimate = activation_bytes(counts, network.architecture, *arguments)
     estimate += sum(p.numel() for p in network.parameters()) * (0 if precision == "32-true" else 2)  # autocast's casts
     dtype = torch.bfloat16 if precision == "bf16-mixed" else None
+    network.checkpoint_layers = knob == "checkpoint_layers"
     peak = measured_peak(network, batch, steps, knob == "checkpoint_steps", dtype)
     assert 0.85 <= estimate / peak <= 1.15, f"seed {seed}: {estimate / peak:.3f}"
 

@@ -25,7 +25,7 @@ from neural_lam_anemoi.nn import networks
 from neural_lam_anemoi.nn.clamping import Clamping
 from neural_lam_anemoi.sharding.shard import gather_grid, sharded_twin
 
-from .section import read_section
+from .section import CHECKPOINTING, read_section
 from .variables import input_names
 
 INPUT_STEPS = 2
@@ -85,6 +85,7 @@ class _LamModel(BaseGraphModel):
             Clamping(**manifest["clamping"]),
             save_statistics=True,
         )
+        self.network.checkpoint_layers = manifest.get(CHECKPOINTING, False)
         self._register_columns(manifest, variables, values)
 
     def _register_columns(self, manifest: dict[str, Any], variables: Variables, values: dict[str, Tensor]) -> None:

@@ -26,7 +26,9 @@ NEEDED = (
     "time_step_seconds",
     "loss",
 )
-OPTIONAL = ("format", "format_version", "graph", "provenance", HOST)
+CHECKPOINTING = "gradient_checkpointing"
+"""Under our section: whether layers are computed again in the backward pass instead of being kept."""
+OPTIONAL = ("format", "format_version", "graph", "provenance", CHECKPOINTING, HOST)
 
 
 def host_text(host: dict[str, Any]) -> str:
@@ -63,6 +65,8 @@ def read_section(config: Any) -> dict[str, Any]:
     known = (*NEEDED, *OPTIONAL)
     problems = [f"unknown key {name!r}, known are {', '.join(known)}" for name in plain if name not in known]
     problems += [f"{name!r} is missing" for name in NEEDED if name not in plain]
+    if not isinstance(plain.get(CHECKPOINTING, False), bool):
+        problems.append(f"{CHECKPOINTING} is {plain[CHECKPOINTING]!r}; use True or False")
     if problems:
         raise InvalidInputError(f"config: model.{SECTION}: {problems[0]}")
     columns = Variables.from_dict(plain["variables"]).columns(ForcingWindow.from_dict(plain["forcing_window"]))

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ..architecture import Architecture
 from ..errors import InvalidInputError
@@ -72,6 +73,9 @@ class LamNetwork(GridRows):
         Whether ``diff_mean`` and ``diff_std`` belong to the state_dict; neural-lam's don't.
     """
 
+    checkpoint_layers: bool = False
+    """Whether a layer's insides are computed again in the backward pass instead of being kept; may be set any time."""
+
     model: ClassVar[str]
     interaction_type: ClassVar[type[InteractionNet]] = InteractionNet
     propagation_type: ClassVar[type[InteractionNet]] = PropagationNet
@@ -128,6 +132,12 @@ class LamNetwork(GridRows):
         layer = self.propagation_type if gnn_type == "PropagationNet" else self.interaction_type
         return layer(self.architecture.hidden_dim, self.architecture.hidden_layers, mean)
 
+    def pass_messages(self, layer: nn.Module, *arguments: Any) -> Any:
+        """``layer(*arguments)``, checkpointed if `checkpoint_layers`; exchanges in it are repeated on every rank alike."""
+        if not (self.checkpoint_layers and torch.is_grad_enabled()):
+            return layer(*arguments)
+        return checkpoint(layer, *arguments, use_reentrant=False, preserve_rng_state=False)
+
     def edge_set(self, name: str) -> Edges:
         """The edge set ``name`` as this network holds it."""
         edges = self.edges[name]
@@ -140,10 +150,8 @@ class LamNetwork(GridRows):
             embedder(getattr(self, f"mesh_features_{level}")).unsqueeze(1)
             for level, embedder in enumerate(self._mesh_node_embedders())
         ]
-        edges = {
-            name: embedder(self.edge_set(name).features).unsqueeze(1)
-            for name, embedder in self._edge_embedders().items()
-        }
+        embedders = self._edge_embedders().items()
+        edges = {name: embedder(self.edge_set(name).features).unsqueeze(1) for name, embedder in embedders}
         return StaticEmbeddings(mesh, edges)
 
     def _mesh_node_embedders(self) -> list[nn.Module]:
@@ -159,10 +167,11 @@ class LamNetwork(GridRows):
     def encode_process_decode(self, grid: Tensor, static: StaticEmbeddings) -> Tensor:
         """Grid input ``(num_grid, B, grid_input_dim)`` to grid output ``(num_grid, B, grid_output_dim)``."""
         grid = self.grid_embedder(grid)
-        mesh, _ = self.g2m_gnn(self.edge_set("g2m"), grid, static.mesh[0], static.edges["g2m"], update_edges=False)
+        g2m, m2g = self.edge_set("g2m"), self.edge_set("m2g")
+        mesh, _ = self.pass_messages(self.g2m_gnn, g2m, grid, static.mesh[0], static.edges["g2m"], False)
         grid = grid + self.encoding_grid_mlp(grid)
         mesh = self.process(static, mesh)
-        grid, _ = self.m2g_gnn(self.edge_set("m2g"), mesh, grid, static.edges["m2g"], update_edges=False)
+        grid, _ = self.pass_messages(self.m2g_gnn, m2g, mesh, grid, static.edges["m2g"], False)
         return self.output_map(grid)
 
     def step(
@@ -239,7 +248,7 @@ class GraphLAM(LamNetwork):
         edges, edge_rep = self.edge_set("m2m_0"), static.edges["m2m_0"]
         last = len(self.processor) - 1
         for i, layer in enumerate(self.processor.values()):
-            mesh, edge_rep = layer(edges, mesh, mesh, edge_rep, update_edges=i < last)
+            mesh, edge_rep = self.pass_messages(layer, edges, mesh, mesh, edge_rep, i < last)
         return mesh
 
 
@@ -299,7 +308,8 @@ class HierarchicalLAM(LamNetwork):
         receiver: int,
         update_edges: bool = True,
     ) -> None:
-        new_nodes, new_edges = layer(self.edge_set(name), nodes[sender], nodes[receiver], edges[name], update_edges)
+        ends = (nodes[sender], nodes[receiver])
+        new_nodes, new_edges = self.pass_messages(layer, self.edge_set(name), *ends, edges[name], update_edges)
         nodes[receiver] = new_nodes
         if update_edges:
             edges[name] = new_edges
@@ -348,11 +358,8 @@ class HiLAMParallel(HierarchicalLAM):
 
     def _build_processor(self) -> None:
         a, levels = self.architecture, self.num_levels
-        layers = {
-            f"module_{i}": self.parallel_type(a.hidden_dim, a.hidden_layers, 3 * levels - 2, levels)
-            for i in range(a.processor_layers)
-        }
-        self.processor = nn.ModuleDict(layers)
+        widths = (a.hidden_dim, a.hidden_layers, 3 * levels - 2, levels)
+        self.processor = nn.ModuleDict({f"module_{i}": self.parallel_type(*widths) for i in range(a.processor_layers)})
 
     def _sections(self) -> list[tuple[str, int, int]]:
         """Edge sets with sender and receiver level, in the order of neural-lam's MLPs: same, up, down."""
@@ -372,7 +379,8 @@ class HiLAMParallel(HierarchicalLAM):
         last = len(self.processor) - 1
         for i, layer in enumerate(self.processor.values()):
             wanted = [i < last or name.startswith("mesh_down") for name, _, _ in sections]
-            nodes[:], updated = layer(edge_sets, nodes, [edges[name] for name, _, _ in sections], wanted)
+            before = [edges[name] for name, _, _ in sections]
+            nodes[:], updated = self.pass_messages(layer, edge_sets, list(nodes), before, wanted)
             edges.update({name: rep for (name, _, _), rep in zip(sections, updated, strict=True) if rep is not None})
 
     def _touch_all(self, edges: dict[str, Tensor]) -> None:

@@ -109,6 +109,7 @@ def test_gradients(
         f"system.hardware.num_gpus_per_node={ranks}",
         f"system.hardware.num_gpus_per_model={ranks}",
         f"model.keep_batch_sharded={sharded}",
+        f"+model.neural_lam.gradient_checkpointing={rollout == 2}",
         f"dataloader.read_group_size={ranks if sharded else 1}",
     )
     ours = start.gradients(made / "last.ckpt")

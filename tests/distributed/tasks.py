@@ -40,6 +40,7 @@ class Options:
     replicate: tuple[str, ...] | None = ()
     overlap: bool = True
     checkpointed: bool = False
+    checkpoint_layers: bool = False
     shared_static: bool = False
     autocast: torch.dtype | None = None
     loss_scale: float = 1.0
@@ -112,5 +113,6 @@ def run_sharded(place: Place, ranks: int, pickled: bytes, sample: Sample, option
         replicate=options.replicate,
         overlap=options.overlap,
     )
+    model.checkpoint_layers = options.checkpoint_layers
     with conditions(options):
         return run_model(model, sample, options)

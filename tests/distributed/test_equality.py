@@ -42,12 +42,17 @@ CASES = [
     Case("graph_lam", "flat", batch=3),
     Case("graph_lam", "multiscale", PROPAGATION | {"mesh_aggr": "mean", "output_std": True}, options=RCB),
     Case("graph_lam", "multiscale", steps=4, options={"checkpointed": True, "shared_static": True}),
-    Case("hi_lam", "hierarchical", batch=3, options={"replicate": None}),
+    Case("hi_lam", "hierarchical", batch=3, options={"replicate": None, "checkpoint_layers": True}),
     Case("hi_lam", "hierarchical", PROPAGATION_ALL, options=RCB | {"replicate": ("mesh_2",)}),
     Case("hi_lam", "hierarchical", {"processor_layers": 0}, options={"overlap": False}),
     Case("hi_lam", "hierarchical", PROPAGATION_ALL, steps=4, options={"replicate": ("mesh_1", "mesh_2")}),
     Case("hi_lam_parallel", "hierarchical", {"output_std": True}, batch=3, options=RCB),
-    Case("hi_lam_parallel", "hierarchical", PROPAGATION_ALL, options={"replicate": ("mesh_2",)}),
+    Case(
+        "hi_lam_parallel",
+        "hierarchical",
+        PROPAGATION_ALL,
+        options={"replicate": ("mesh_2",), "checkpoint_layers": True},
+    ),
     Case("hi_lam_parallel", "hierarchical", {"processor_layers": 0, "hidden_layers": 2}, options={"overlap": False}),
 ]
 
