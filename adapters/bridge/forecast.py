@@ -61,7 +61,13 @@ def neural_lam_forecast(bundle: ModelBundle, config_path: Path, steps: int, inde
 
 
 def anemoi_forecast(
-    checkpoint: Path, dataset: Path, start: np.datetime64, lead_time: str, names: tuple[str, ...], place: Path
+    checkpoint: Path,
+    dataset: Path,
+    start: np.datetime64,
+    lead_time: str,
+    names: tuple[str, ...],
+    place: Path,
+    ranks: int = 1,
 ) -> Forecast:
     """Forecast with ``anemoi-inference run`` from a dataset; its files stay in ``place``.
 
@@ -77,6 +83,8 @@ def anemoi_forecast(
         State variables, in the order in which they are wanted.
     place : Path
         Directory for the configuration, the log and the NetCDF file.
+    ranks : int
+        Processes that compute each step together.
     """
     place.mkdir(parents=True, exist_ok=True)
     output = place / "forecast.nc"
@@ -88,8 +96,12 @@ def anemoi_forecast(
         "input": {"dataset": {"dataset": str(dataset.resolve())}},
         "output": {"netcdf": {"path": str(output.resolve())}},
     }
+    command = [executable("anemoi-inference"), "run", str(place / "inference.yaml")]
+    if ranks > 1:
+        config["runner"] = "parallel"
+        command = [executable("torchrun"), "--nproc_per_node", str(ranks), *command]
     (place / "inference.yaml").write_text(yaml.safe_dump(config))
-    run_command([executable("anemoi-inference"), "run", place / "inference.yaml"], place / "inference.log", output)
+    run_command(command, place / "inference.log", output)
     return read_netcdf(output, names, start)
 
 

@@ -65,10 +65,10 @@ def start(era5_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Start
     content["training"]["state_feature_weighting"]["weights"] = {name: 1 + i for i, name in enumerate(sample.STATE)}
     config.write_text(yaml.safe_dump(content, sort_keys=False))
     shutil.copytree(era5_project.parent / "graph" / "multiscale", place / "graph" / "multiscale")
-    write_dataset(config, place / "era5.zarr")
+    write_dataset(config, place / "anemoi.zarr")
     checkpoint = train_in_neural_lam(config, place / "start", "--epochs", 1)
     run_process("convert", checkpoint, "--config_path", config, "--to", "anemoi", "--output", place / "anemoi")
-    return Start(config, place / "era5.zarr", checkpoint, place / "anemoi")
+    return Start(config, place / "anemoi.zarr", checkpoint, place / "anemoi")
 
 
 def train_in_neural_lam(config: Path, place: Path, *options: object) -> Path:
