@@ -87,6 +87,7 @@ class _LamModel(BaseGraphModel):
         )
         self.network.checkpoint_layers = manifest.get(CHECKPOINTING, False)
         self._register_columns(manifest, variables, values)
+        self.register_load_state_dict_pre_hook(_keep_constants)
 
     def _register_columns(self, manifest: dict[str, Any], variables: Variables, values: dict[str, Tensor]) -> None:
         indices = self.data_indices[GRID].model
@@ -233,6 +234,13 @@ class HiLAMParallel(_LamModel):
 
 
 MODELS: dict[str, type[_LamModel]] = {m.network_type.model: m for m in (GraphLAM, HiLAM, HiLAMParallel)}
+
+
+def _keep_constants(model: _LamModel, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """A checkpoint's statistics and limits give way to the configuration's, as its means and spreads do anyway."""
+    for name, value in model.network.named_buffers():
+        if f"{prefix}network.{name}" in state_dict:
+            state_dict[f"{prefix}network.{name}"] = value
 
 
 def _position(name_to_index: dict[str, int], variable: str, role: str) -> int:
