@@ -1,0 +1,69 @@
+"""Stock ``anemoi-training train`` with the README's layers, on one rank and on two."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from neural_lam_anemoi.adapters.bridge.convert import read_any, write_any
+from neural_lam_anemoi.hetero import GRID
+
+from ..bridge.random_models import write_random_checkpoint
+from ..bridge.test_fine_tuning import ONE_SAMPLE, SGD, train
+from .mixes import SMALL, readme_configuration
+
+ROOT = Path(__file__).parents[2]
+TWO_RANKS = (
+    "system.hardware.num_gpus_per_node=2",
+    "system.hardware.num_gpus_per_model=2",
+    "dataloader.read_group_size=2",
+)
+
+
+def write_configuration(place: Path, config: Path) -> None:
+    """Anemoi's GNN with the README's layers, on the graph and variables of a converted model."""
+    checkpoint = write_random_checkpoint(config, place / "random.ckpt", "graph_lam", "flat")
+    write_any(read_any(checkpoint, config), "anemoi", place / "anemoi")
+    path = place / "anemoi" / "fine_tuning.yaml"
+    content: dict[str, Any] = yaml.safe_load(path.read_text())
+    output_mask = content["model"]["output_mask"]
+    content["defaults"].insert(0, {"model": "gnn"})
+    content["system"]["input"]["warm_start"] = None
+    content["data"]["datasets"][GRID]["processors"]["normalizer"]["config"]["default"] = "mean-std"
+    content["training"]["scalers"]["datasets"][GRID]["general_variable"]["weights"] = {"default": 1}
+    content["model"] = {**SMALL, "output_mask": output_mask, "bounding": []}
+    readme = readme_configuration()
+    content["config_validation"] = readme["config_validation"]
+    content["model"]["processor"] = SMALL["processor"] | readme["model"].pop("processor")
+    path.write_text(yaml.safe_dump(content | {"model": content["model"] | readme["model"]}, sort_keys=False))
+
+
+def weights_in(directory: Path) -> dict[str, Tensor]:
+    """Of Anemoi's last training checkpoint."""
+    content = torch.load(directory / "last.ckpt", weights_only=False, map_location="cpu")
+    return {name: value for name, value in content["state_dict"].items() if value.is_floating_point()}
+
+
+@pytest.mark.full
+def test_two_ranks_train_the_same_model(
+    era5_project: Path, era5_dataset: Path, current_pyg: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGD on one sample, every weight, as for our whole models; both start from what one step of no length left."""
+    write_configuration(tmp_path, era5_project)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (current_pyg, ROOT))))
+    anemoi = tmp_path / "anemoi"
+    still = train(anemoi, era5_dataset, tmp_path / "still", *SGD, ONE_SAMPLE, "training.optimization.lr=0.0")
+    start = (*SGD, ONE_SAMPLE, f"system.input.warm_start={still / 'last.ckpt'}", "training.load_weights_only=True")
+    alone = weights_in(train(anemoi, era5_dataset, tmp_path / "alone", *start))
+    shared = weights_in(train(anemoi, era5_dataset, tmp_path / "shared", *start, *TWO_RANKS))
+    before = weights_in(still)
+    moved = [name for name, value in before.items() if (alone[name] - value).abs().max() > 1e-4]
+    assert {"encoder", "processor", "decoder"} <= {name.split(".")[2] for name in moved}
+    for name, value in alone.items():
+        assert (shared[name] - value).abs().max() <= 1e-6, name
