@@ -45,25 +45,27 @@ def write_configuration(place: Path, config: Path) -> None:
 
 
 def weights_in(directory: Path) -> dict[str, Tensor]:
-    """Of Anemoi's last training checkpoint."""
-    content = torch.load(directory / "last.ckpt", weights_only=False, map_location="cpu")
-    return {name: value for name, value in content["state_dict"].items() if value.is_floating_point()}
+    """The parameters in Anemoi's last training checkpoint."""
+    content = torch.load(directory / "last.ckpt", weights_only=False, map_location="cpu")["state_dict"]
+    kept = {name: value for name, value in content.items() if name.startswith("model.model.") and "latlons" not in name}
+    return {name: value for name, value in kept.items() if value.is_floating_point()}
 
 
 @pytest.mark.full
 def test_two_ranks_train_the_same_model(
     era5_project: Path, era5_dataset: Path, current_pyg: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SGD on one sample, every weight, as for our whole models; both start from what one step of no length left."""
+    """SGD on one sample: every weight to a thousandth of how far it moved. Both start from a run that moved nothing."""
     write_configuration(tmp_path, era5_project)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (current_pyg, ROOT))))
     anemoi = tmp_path / "anemoi"
     still = train(anemoi, era5_dataset, tmp_path / "still", *SGD, ONE_SAMPLE, "training.optimization.lr=0.0")
     start = (*SGD, ONE_SAMPLE, f"system.input.warm_start={still / 'last.ckpt'}", "training.load_weights_only=True")
+    before = weights_in(still)
     alone = weights_in(train(anemoi, era5_dataset, tmp_path / "alone", *start))
     shared = weights_in(train(anemoi, era5_dataset, tmp_path / "shared", *start, *TWO_RANKS))
-    before = weights_in(still)
-    moved = [name for name, value in before.items() if (alone[name] - value).abs().max() > 1e-4]
-    assert {"encoder", "processor", "decoder"} <= {name.split(".")[2] for name in moved}
-    for name, value in alone.items():
-        assert (shared[name] - value).abs().max() <= 1e-6, name
+    assert {"encoder", "processor", "decoder"} <= {name.split(".")[2] for name in before}
+    for name, value in before.items():
+        moved = (alone[name] - value).abs().max()
+        assert moved > 0, name
+        assert (shared[name] - alone[name]).abs().max() <= 1e-3 * moved, name
