@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch_geometric
+
+from .mixes import MIXES, build
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,3 +23,10 @@ def test_under_a_current_pyg(which: str, current_pyg: Path) -> None:
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_under_neural_lam_s_pyg(tmp_path: Path) -> None:
+    """Anemoi's graph provider fails before any layer is made: the reason for all this."""
+    assert torch_geometric.__version__ == "2.3.1"
+    with pytest.raises(TypeError, match=r"index_sort\(\) got an unexpected keyword argument 'stable'"):
+        build(MIXES["all ours"], tmp_path / "graph")

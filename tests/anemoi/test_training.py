@@ -1,4 +1,4 @@
-"""Stock ``anemoi-training train`` with the README's layers, on one rank and on two."""
+"""Stock ``anemoi-training`` and ``anemoi-inference`` with the README's layers; training on one rank and on two."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import xarray as xr
 import yaml
 from torch import Tensor
 
 from neural_lam_anemoi.adapters.bridge.convert import read_any, write_any
+from neural_lam_anemoi.adapters.bridge.processes import executable, run_command
 from neural_lam_anemoi.hetero import GRID
 
 from ..bridge.random_models import write_random_checkpoint
@@ -63,9 +65,28 @@ def test_two_ranks_train_the_same_model(
     start = (*SGD, ONE_SAMPLE, f"system.input.warm_start={still / 'last.ckpt'}", "training.load_weights_only=True")
     before = weights_in(still)
     alone = weights_in(train(anemoi, era5_dataset, tmp_path / "alone", *start))
-    shared = weights_in(train(anemoi, era5_dataset, tmp_path / "shared", *start, *TWO_RANKS))
+    made = train(anemoi, era5_dataset, tmp_path / "shared", *start, *TWO_RANKS)
+    shared = weights_in(made)
     assert {"encoder", "processor", "decoder"} <= {name.split(".")[2] for name in before}
     for name, value in before.items():
         moved = (alone[name] - value).abs().max()
         assert moved > 0, name
         assert (shared[name] - alone[name]).abs().max() <= 1e-3 * moved, name
+    forecast(made / "inference-last.ckpt", era5_dataset, tmp_path)
+
+
+def forecast(checkpoint: Path, dataset: Path, place: Path) -> None:
+    """Stock ``anemoi-inference run`` makes numbers of it."""
+    output = place / "forecast.nc"
+    run: dict[str, Any] = {
+        "checkpoint": str(checkpoint),
+        "date": "2026-03-30T06:00:00",
+        "lead_time": "12h",
+        "device": "cpu",
+    }
+    run |= {"input": {"dataset": {"dataset": str(dataset)}}, "output": {"netcdf": {"path": str(output)}}}
+    (place / "inference.yaml").write_text(yaml.safe_dump(run))
+    command = [executable("anemoi-inference"), "run", place / "inference.yaml"]
+    run_command(command, place / "inference.log", output)
+    with xr.open_dataset(output) as written:
+        assert {"t2m", "msl"} <= set(written) and all(bool(written[name].notnull().all()) for name in ("t2m", "msl"))
