@@ -80,6 +80,15 @@ def test_chunks_and_checkpoints_change_nothing_but_memory(name: str) -> None:
     assert max(kept[1, True], kept[2, True]) < 0.7 * kept[1, False]
 
 
+@pytest.mark.parametrize("name", [name for name in LAYERS if name.endswith("Mapper")])
+def test_mappers_see_a_chunk_of_the_edges_at_a_time(name: str) -> None:
+    layer, inputs, seen = build(name, num_chunks=4), make_inputs(name), []
+    layer.emb_edges.register_forward_hook(lambda module, arguments, output: seen.append(len(output)))
+    call(layer, inputs)
+    assert len(seen) == 4 and sum(seen) == len(inputs.attributes)
+    assert max(seen) < 0.5 * len(inputs.attributes)
+
+
 def bytes_kept(layer: nn.Module, inputs: Inputs) -> int:
     """Size of the activations that autograd keeps after the forward pass."""
     sizes: dict[int, int] = {}
