@@ -1,11 +1,18 @@
-"""What the tests share: real ERA5 projects, built once per session."""
+"""What the tests share: real ERA5 projects, processes and a current PyG, made once per session."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from .distributed.ranks import Ranks
 
 os.environ.update({"WANDB_MODE": "disabled", "MPLBACKEND": "Agg"})
 
@@ -18,6 +25,8 @@ GRAPHS: dict[str, tuple[str, dict[str, float]]] = {
     ),
 }
 """Archetype and options of each graph; coarse, and of unequal extent in x and y."""
+MOST_RANKS = 7
+CURRENT_PYG = Path(__file__).parents[1] / ".cache" / "pyg-current"
 
 
 @pytest.fixture(scope="session")
@@ -45,3 +54,23 @@ def era5_dataset(era5_project: Path, tmp_path_factory: pytest.TempPathFactory) -
     output = tmp_path_factory.mktemp("anemoi") / "era5.zarr"
     write_dataset(era5_project, output)
     return output
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """Processes; a task that fails ends them all, and with them the tests that follow."""
+    from .distributed.ranks import Ranks
+
+    with Ranks(MOST_RANKS) as processes:
+        yield processes
+
+
+@pytest.fixture(scope="session")
+def current_pyg() -> Path:
+    """A directory with the newest PyG of the package index, to be put first on the path."""
+    if not CURRENT_PYG.exists():
+        made = CURRENT_PYG.with_name(f"{CURRENT_PYG.name}.{os.getpid()}")
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", made, "torch_geometric"]
+        subprocess.run([str(part) for part in command], check=True, timeout=300)
+        made.rename(CURRENT_PYG)
+    return CURRENT_PYG

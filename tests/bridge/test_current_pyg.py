@@ -8,13 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch_geometric
 
 from .conftest import Converted
 
-CACHE = Path(__file__).parents[2] / ".cache" / "pyg-current"
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -53,17 +51,6 @@ with torch.no_grad():
 result["reread"] = list(read_any(anemoi / "last.ckpt").weights.values())
 torch.save(result, place / "result.pt")
 """
-
-
-@pytest.fixture(scope="module")
-def current_pyg() -> Path:
-    """A directory with the newest PyG of the package index, to be put first on the path."""
-    if not CACHE.exists():
-        made = CACHE.with_name(f"{CACHE.name}.{os.getpid()}")
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", made, "torch_geometric"]
-        subprocess.run([str(part) for part in command], check=True, timeout=300)
-        made.rename(CACHE)
-    return CACHE
 
 
 def run(config: Path, anemoi: Path, place: Path, first_on_path: Path | None) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""Seven processes for all tests of this directory, and the graphs they share."""
+"""The graphs that the tests of this directory share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,16 +9,6 @@ import pytest
 from neural_lam_anemoi.graph import LamGraph
 
 from .graphs import ARCHETYPES, grid_coordinates, read_graph, write_graph
-from .ranks import Ranks
-
-MOST_RANKS = 7
-
-
-@pytest.fixture(scope="session")
-def ranks() -> Iterator[Ranks]:
-    """Processes; a task that fails ends them all, and with them the tests that follow."""
-    with Ranks(MOST_RANKS) as processes:
-        yield processes
 
 
 @pytest.fixture(scope="session")
