@@ -43,7 +43,7 @@ def counted_traffic() -> Iterator[Traffic]:
     """
     traffic = Traffic()
 
-    def all_to_all_single(output: Tensor, rows: Tensor, out_splits: Any, *rest: Any, **options: Any) -> float:
+    def all_to_all_single(output: Tensor, rows: Tensor, out_splits: Any = None, *rest: Any, **options: Any) -> float:
         own = out_splits[dist.get_rank(options.get("group"))] if out_splits else len(output) // _world(options)
         return _size(output) - own * (_size(output) / max(len(output), 1))
 

@@ -13,11 +13,12 @@ from anemoi.models.distributed.graph import shard_tensor
 from anemoi.models.distributed.khop_edges import shard_edges_1hop
 from torch import Tensor
 
+from benchmarks.observe import counted_traffic
 from neural_lam_anemoi.errors import InvalidInputError
 
 from ..distributed.comparison import BOUNDS
 from ..distributed.ranks import Place, Ranks
-from .cases import LAYERS, Inputs, build, call, loss_of, make_inputs, outputs_of, relative, run
+from .cases import LAYERS, WIDTH, Inputs, build, call, loss_of, make_inputs, outputs_of, relative, run
 
 OUTPUTS, GRADIENTS = BOUNDS[torch.float64]
 HOWS = ("as in training", "whole nodes and edges", "unsorted edges")
@@ -38,29 +39,31 @@ def run_rank(place: Place, count: int, name: str, inputs: Inputs, how: str, opti
     group = place.groups[count]
     layer = build(name, **options)
     leaves = [x.clone().requires_grad_() for x in inputs.leaves()]
-    *nodes, attributes = leaves
-    totals = len(nodes[0]), len(nodes[-1])
-    asked = dataclasses.replace(inputs, nodes=tuple(nodes), attributes=attributes)
+    asked, sizes = dataclasses.replace(inputs, nodes=tuple(leaves[:-1]), attributes=leaves[-1]), (None, None, None)
     if how == "as in training":
-        senders, receivers = (get_balanced_partition_sizes(total, count) for total in totals)
-        cut = [shard_tensor(x, 0, s, group) for x, s in zip(nodes, (senders, receivers), strict=False)]
-        attributes, index, edges = shard_edges_1hop(attributes, inputs.index, *totals, group)
-        weights = shard_tensor(inputs.weights, 0, receivers, group)
-        asked = Inputs(tuple(cut), attributes, index, weights)
-        sizes = senders, receivers, edges
-    else:
-        sizes = None, None, None
+        asked, sizes = cut(asked, group)
     if how == "unsorted edges":
-        order = torch.randperm(len(attributes), generator=torch.Generator().manual_seed(7))
-        asked = dataclasses.replace(asked, attributes=attributes[order], index=inputs.index[:, order])
+        order = torch.randperm(len(inputs.attributes), generator=torch.Generator().manual_seed(7))
+        asked = dataclasses.replace(asked, attributes=asked.attributes[order], index=inputs.index[:, order])
     extra = {"keep_x_dst_sharded": how == "as in training", "edges_are_dst_sorted": how != "unsorted edges"}
     outputs = outputs_of(call(layer, asked, sizes, model_comm_group=group, **extra))
     loss_of(outputs, asked.weights).backward()
     gradients = {key: parameter.grad for key, parameter in layer.named_parameters()}
     found = tuple(x.detach() for x in outputs)
     if how == "as in training":
-        found = tuple(whole(x, total, group) for x, total in zip(found[::-1], totals[::-1], strict=False))[::-1]
+        totals = [len(x) for x in inputs.nodes][-len(found) :]
+        found = tuple(whole(x, total, group) for x, total in zip(found, totals, strict=True))
     return Shard(found, gradients, [x.grad for x in leaves])
+
+
+def cut(inputs: Inputs, group: Any) -> tuple[Inputs, tuple[Any, ...]]:
+    """A rank's part, as Anemoi's model and graph provider make it, and the sizes of all parts."""
+    totals = len(inputs.nodes[0]), len(inputs.nodes[-1])
+    senders, receivers = (get_balanced_partition_sizes(total, group.size()) for total in totals)
+    nodes = [shard_tensor(x, 0, s, group) for x, s in zip(inputs.nodes, (senders, receivers), strict=False)]
+    attributes, index, edges = shard_edges_1hop(inputs.attributes, inputs.index, *totals, group)
+    weights = shard_tensor(inputs.weights, 0, receivers, group)
+    return Inputs(tuple(nodes), attributes, index, weights), (senders, receivers, edges)
 
 
 def whole(rows: Tensor, total: int, group: Any) -> Tensor:
@@ -90,6 +93,34 @@ def test_equal_to_itself_alone(name: str, how: str, ranks: Ranks) -> None:
             for key, gradient in expected.parameters.items():
                 total = torch.stack([shard.parameters[key] for shard in shards]).sum(0)
                 assert relative(total, gradient) <= GRADIENTS, key
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_halos_are_all_that_is_exchanged(name: str, ranks: Ranks) -> None:
+    """Once per layer, there and back; and before, once, which rows they are."""
+    inputs, count, number = make_inputs(name), 3, 8
+    passes = 2 if name.endswith("Processor") else 1
+    owner = [
+        torch.repeat_interleave(torch.arange(count), torch.tensor(get_balanced_partition_sizes(len(x), count)))
+        for x in (inputs.nodes[0], inputs.nodes[-1])
+    ]
+    reader = owner[1][inputs.index[1]]
+    reads = torch.unique(torch.stack([reader, inputs.index[0]])[:, reader != owner[0][inputs.index[0]]], dim=1)
+    rows = passes * reads.shape[1] * WIDTH * number
+    names = (reads.shape[1] + count * (count - 1)) * number
+    found = ranks.run(run_counted, count, name, inputs, ranks=count)
+    assert [sum(received) for received in zip(*found, strict=True)] == [names + rows, rows]
+
+
+def run_counted(place: Place, count: int, name: str, inputs: Inputs) -> tuple[int, int]:
+    """Bytes that a rank receives on the way there and on the way back."""
+    layer, (mine, sizes) = build(name), cut(inputs, place.groups[count])
+    mine.nodes = tuple(x.requires_grad_() for x in mine.nodes)
+    with counted_traffic() as there:
+        outputs = outputs_of(call(layer, mine, sizes, model_comm_group=place.groups[count], keep_x_dst_sharded=True))
+    with counted_traffic() as back:
+        loss_of(outputs, mine.weights).backward()
+    return there.received, back.received
 
 
 @pytest.mark.parametrize("name", ("InteractionNetProcessor", "PropagationNetForwardMapper"))
