@@ -23,6 +23,7 @@ def train(dataset: Path, place: Path, *arguments: object) -> Path:
         "system.hardware.accelerator=cpu",
         "dataloader.pin_memory=False",
         "dataloader.batch_size.training=1",
+        "dataloader.num_workers={training: 1, validation: 1, test: 1}",  # each makes batches of its own samples alone
         "dataloader.limit_batches={training: 3, validation: 1, test: 1}",
         "training.max_epochs=1",
         "training.num_sanity_val_steps=0",
