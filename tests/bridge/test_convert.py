@@ -9,11 +9,12 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from neural_lam_anemoi.adapters.bridge.convert import read_any
 from neural_lam_anemoi.adapters.bridge.demo import ALLOWED, interior_differences, require_identical
 from neural_lam_anemoi.adapters.bridge.forecast import anemoi_forecast, neural_lam_forecast
-from neural_lam_anemoi.adapters.bridge.processes import python_module, run_command
+from neural_lam_anemoi.adapters.bridge.processes import executable, python_module, run_command
 from neural_lam_anemoi.hetero import INTERIOR
 from neural_lam_anemoi.weights import read_torch_file
 
@@ -76,6 +77,20 @@ def test_graph_file(trained: Trained, converted: Converted, era5_project: Path) 
     assert sum(store.edge_index.shape[1] for store in edges.values()) == sum(
         held.num_edges for held in bundle.graph.edge_sets().values()
     )
+
+
+@pytest.mark.full
+def test_a_hierarchy_in_anemoi_graphs_own_inspection(converted: Converted, tmp_path: Path) -> None:
+    """Levels are node types, declared in the configuration, and every pair of levels has its plot."""
+    anemoi = converted("hi_lam") / "anemoi"
+    levels = yaml.safe_load((anemoi / "fine_tuning.yaml").read_text())["model"]["model"]["hidden_nodes_name"]
+    assert levels == ["mesh_0", "mesh_1", "mesh_2"]
+    command = [executable("anemoi-graphs"), "inspect", anemoi / "graph.pt", tmp_path / "plots"]
+    run_command(command, tmp_path / "log", tmp_path / "plots" / "distribution_edge_attributes.png")
+    pairs = [(one, two) for one in levels for two in levels if abs(levels.index(one) - levels.index(two)) <= 1]
+    pairs += [("data", "mesh_0"), ("mesh_0", "data")]
+    plotted = {path.stem for path in (tmp_path / "plots").glob("*_to_*.html")}
+    assert plotted == {f"{one}_to_{two}" for one, two in pairs}
 
 
 @pytest.mark.parametrize("model", MODELS)
