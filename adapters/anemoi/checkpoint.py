@@ -37,7 +37,7 @@ from neural_lam_anemoi.weights import Stub, find_stub_state, read_torch_file
 from .configuration import model_configuration
 from .fine_tuning import write_configuration
 from .models import INPUT_STEPS
-from .section import HOST, SECTION, host_text, read_section
+from .section import SECTION, host_text, read_host, read_section
 from .variables import dataset_variables, input_names
 
 TRAINING_KIND = "Anemoi training checkpoint"
@@ -132,9 +132,9 @@ def read_checkpoint(path: Path, content: Any = None) -> ModelBundle:
         bundle = from_manifest(
             section, weights=weights, graph=graph_from_hetero(parts), fields=fields_from_hetero(parts)
         )
+        _restore_training(bundle, content, section)
     except InvalidInputError as error:
         raise InvalidInputError(f"{path}: {error}") from None
-    _restore_training(bundle, content, section)
     bundle.provenance.append(provenance.record(path, kind))
     return bundle
 
@@ -306,6 +306,6 @@ def _restore_training(bundle: ModelBundle, content: Any, section: dict[str, Any]
         bundle.host, names = decoded["host"], decoded["training"]
         bundle.averaged_weights = kept["averaged_weights"]
     else:
-        bundle.host, names = tree.decode(json.loads(section.get(HOST, "{}")), {}), list(TRAINING_STATE)
+        bundle.host, names = read_host(section), list(TRAINING_STATE)
     if isinstance(content, dict):
         bundle.training = {name: content[name] for name in names if name in content}

@@ -38,6 +38,22 @@ def host_text(host: dict[str, Any]) -> str:
     return json.dumps({} if tensors else encoded).replace("${", "\\u0024{")
 
 
+def read_host(section: dict[str, Any]) -> dict[str, Any]:
+    """Inverse of `host_text` for a section that has it; empty for one that hasn't.
+
+    Raises
+    ------
+    InvalidInputError
+        The text is damaged.
+    """
+    try:
+        return dict(tree.decode(json.loads(section.get(HOST) or "{}"), {}))
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise InvalidInputError(
+            f"model.{SECTION}.{HOST} is damaged ({type(error).__name__}); take the checkpoint it came from"
+        ) from None
+
+
 def read_section(config: Any) -> dict[str, Any]:
     """Our section of a configuration, checked and completed.
 

@@ -15,6 +15,7 @@ import xarray as xr
 import yaml
 from anemoi.utils.checkpoints import load_metadata, replace_metadata
 
+from neural_lam_anemoi.adapters.anemoi.section import read_host
 from neural_lam_anemoi.adapters.bridge.verify import Comparison
 from neural_lam_anemoi.adapters.neural_lam.checkpoint import PREFIX
 from neural_lam_anemoi.errors import InvalidInputError
@@ -275,3 +276,9 @@ def test_a_difference_between_forecasts_is_an_error(difference: float) -> None:
     with pytest.raises(InvalidInputError, match=r"verification failed.* msl by"):
         comparison.require_agreement()
     Comparison(("t2m",), ("K",), (1e-5,), (1e-4,)).require_agreement()
+
+
+@pytest.mark.parametrize("text", ["{", "[1", '{"$object": []}', "3"])
+def test_damaged_arguments_in_an_anemoi_configuration(text: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"model\.neural_lam\.host is damaged"):
+        read_host({"host": text})
