@@ -83,21 +83,30 @@ def train_in_neural_lam(config: Path, place: Path, *options: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("rollout", "precision", "ranks", "sharded", "allowed"),
+    ("rollout", "precision", "ranks", "sharded"),
     [
-        pytest.param(1, 64, 1, True, 1e-9, id="float64"),
-        pytest.param(2, 64, 2, True, 1e-9, id="float64, two ranks, rollout"),
-        pytest.param(1, 64, 2, False, 1e-9, id="float64, two ranks, whole batch", marks=pytest.mark.full),
-        pytest.param(2, 64, 1, True, 1e-9, id="float64, rollout", marks=pytest.mark.full),
-        pytest.param(1, 32, 1, True, 5e-5, id="float32", marks=pytest.mark.full),
-        pytest.param(1, 32, 2, True, 5e-5, id="float32, two ranks", marks=pytest.mark.full),
+        pytest.param(1, 64, 1, True, id="float64"),
+        pytest.param(2, 64, 2, True, id="float64, two ranks, rollout"),
+        pytest.param(1, 64, 2, False, id="float64, two ranks, whole batch", marks=pytest.mark.full),
+        pytest.param(2, 64, 1, True, id="float64, rollout", marks=pytest.mark.full),
+        pytest.param(1, 32, 1, True, id="float32", marks=pytest.mark.full),
+        pytest.param(1, 32, 2, True, id="float32, two ranks", marks=pytest.mark.full),
     ],
 )
-def test_gradients(
-    rollout: int, precision: int, ranks: int, sharded: bool, allowed: float, start: Start, tmp_path: Path
-) -> None:
-    options = ("--epochs", 2, "--load", start.checkpoint, "--precision", precision, "--ar_steps_train", rollout)
-    theirs = start.gradients(train_in_neural_lam(start.config, tmp_path / "neural_lam", *options))
+def test_gradients(rollout: int, precision: int, ranks: int, sharded: bool, start: Start, tmp_path: Path) -> None:
+    """To 1e-9 of each parameter's maximum in float64.
+
+    In float32 the distance from neural-lam's float64 gradients is at most twice that of its own float32 ones, which is
+    about 1e-4 for the bias of a LayerNorm over many edges.
+    """
+    options = ("--epochs", 2, "--load", start.checkpoint, "--ar_steps_train", rollout)
+    gradients = {
+        bits: start.gradients(train_in_neural_lam(start.config, tmp_path / str(bits), *options, "--precision", bits))
+        for bits in {precision, 64}
+    }
+    theirs, exact = gradients[precision], gradients[64]
+    allowed = 1e-9 if precision == 64 else 2 * max(apart(gradient, exact[name]) for name, gradient in theirs.items())
+    assert 0 < allowed < 1e-3
     made = fine_tune(
         start.anemoi,
         start.dataset,
@@ -112,8 +121,11 @@ def test_gradients(
         f"+model.neural_lam.gradient_checkpointing={rollout == 2}",
         f"dataloader.read_group_size={ranks if sharded else 1}",
     )
-    ours = start.gradients(made / "last.ckpt")
-    for name, gradient in theirs.items():
-        assert gradient.abs().max() > 0, name
-        apart = (gradient - NUM_STATE * ours[name]).abs().max() / gradient.abs().max()
-        assert apart <= allowed, name
+    for name, gradient in start.gradients(made / "last.ckpt").items():
+        assert apart(NUM_STATE * gradient, exact[name]) <= allowed, name
+
+
+def apart(one: Tensor, two: Tensor) -> float:
+    """The largest difference, as a share of the largest number."""
+    assert two.abs().max() > 0
+    return float((one - two).abs().max() / two.abs().max())
