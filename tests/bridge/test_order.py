@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +10,16 @@ import pytest
 import zarr
 
 from neural_lam_anemoi.adapters.anemoi.dataset import ATTRIBUTE
-from neural_lam_anemoi.adapters.bridge.convert import read_any
+from neural_lam_anemoi.adapters.bridge.convert import Conversion, convert, read_any
 from neural_lam_anemoi.adapters.bridge.demo import ALLOWED, require_identical
 from neural_lam_anemoi.adapters.bridge.forecast import anemoi_forecast, neural_lam_forecast
 from neural_lam_anemoi.adapters.neural_lam.checkpoint import datastore_rows, load_datastore
+from neural_lam_anemoi.errors import InvalidInputError
+from neural_lam_anemoi.graph_io import read_graph_directory
 from neural_lam_anemoi.weights import read_torch_file
 
 from ..commands import run_process, run_refused
+from ..models import assert_same_graph
 from .conftest import Trained
 
 
@@ -46,6 +50,14 @@ def test_dataset_and_model_in_boxes(trained: Trained, era5_project: Path, era5_d
 
     run_process("convert", anemoi / "last.ckpt", "--to", "neural-lam", "--output", tmp_path / "back.ckpt")
     require_identical(read_torch_file(source), read_torch_file(tmp_path / "back.ckpt"))
+
+    home = Conversion(checkpoint, "neural-lam", tmp_path / "again.ckpt", write_graph=tmp_path / "graph")
+    with pytest.raises(InvalidInputError, match="neither in rows nor in columns; give --config_path"):
+        convert(home)
+    convert(dataclasses.replace(home, config_path=era5_project))
+    span = bundle.graph.mesh_scaling
+    written = read_graph_directory(tmp_path / "graph", bundle.graph.num_grid, span)
+    assert_same_graph(written, read_any(source, era5_project).graph)
 
 
 def test_a_neural_lam_checkpoint_has_no_order(
