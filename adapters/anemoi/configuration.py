@@ -51,6 +51,7 @@ def model_configuration(manifest: dict[str, Any], host: str) -> dict[str, Any]:
                 "hidden_nodes_name": [mesh_name(level) for level, _ in enumerate(manifest["graph"]["num_mesh"])],
             },
             "keep_batch_sharded": True,
+            "processor": {"num_layers": architecture["processor_layers"], "num_chunks": 1},  # for transfer learning
             "output_mask": {"datasets": {GRID: BOUNDARY_IS_GIVEN}},
             SECTION: manifest | {HOST: host},
         },
