@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
+import zarr
 
 from neural_lam_anemoi.adapters.bridge import sample
 from neural_lam_anemoi.adapters.bridge.convert import read_any
@@ -38,7 +39,10 @@ def test_averaged_weights_are_the_model(converted: Converted, era5_dataset: Path
 
 @pytest.mark.full
 def test_transfer_to_a_dataset_with_one_more_variable(era5_project: Path, era5_dataset: Path, tmp_path: Path) -> None:
-    """Anemoi's own behaviour: what fits is loaded, what doesn't starts anew; our constants are the new dataset's."""
+    """Anemoi's own behaviour: what fits is loaded, what doesn't starts anew; our constants are the new dataset's.
+
+    It wants the variables that were there before to come first, hence ``reorder``.
+    """
     with mock.patch.object(sample, "STATE", sample.STATE[:-1]):
         config = sample.make_era5_project(tmp_path / "fewer")
     write_dataset(config, tmp_path / "fewer.zarr")
@@ -46,9 +50,13 @@ def test_transfer_to_a_dataset_with_one_more_variable(era5_project: Path, era5_d
     born = ("--config-name=neural_lam", graph, "model.neural_lam.architecture.hidden_dim=16")
     first = train(tmp_path / "fewer.zarr", tmp_path / "first", *born)
     transfer = ("training.transfer_learning=True", "training.load_weights_only=True", "training.optimization.lr=0.0")
-    second = train(
-        era5_dataset, tmp_path / "second", *born, f"system.input.warm_start={first / 'last.ckpt'}", *transfer
-    )
+    order = [*zarr.open(str(tmp_path / "fewer.zarr"), mode="r").attrs["variables"], sample.STATE[-1]]
+    reordered = [
+        f"+dataloader.{split}.datasets.data.dataset_config.reorder=[{','.join(order)}]"
+        for split in ("training", "validation", "test")
+    ]
+    warm = f"system.input.warm_start={first / 'last.ckpt'}"
+    second = train(era5_dataset, tmp_path / "second", *born, warm, *transfer, *reordered)
     before, after = (read_any(place / "last.ckpt") for place in (first, second))
     assert after.variables.state == sample.STATE and before.variables.state == sample.STATE[:-1]
     same = {name for name, value in before.weights.items() if torch.equal(value, after.weights[name])}
