@@ -71,6 +71,7 @@ def test_equals_the_whole_network_on_random_graphs(case: dict, ranks: Ranks) -> 
 
 
 @pytest.mark.full
+@pytest.mark.timeout(3600)
 @hypothesis.settings(
     max_examples=20 * EXAMPLES, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
 )
