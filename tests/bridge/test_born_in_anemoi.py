@@ -12,9 +12,11 @@ import torch
 import zarr
 from anemoi.training.train.train import AnemoiTrainer
 from hydra import compose, initialize_config_module
+from omegaconf import DictConfig
 
 from neural_lam_anemoi import InvalidInputError
 from neural_lam_anemoi.adapters.anemoi.dataset import read_facts
+from neural_lam_anemoi.adapters.anemoi.section import read_section
 from neural_lam_anemoi.adapters.bridge.convert import read_any
 from neural_lam_anemoi.adapters.bridge.processes import python_module, run_command
 from neural_lam_anemoi.adapters.neural_lam.checkpoint import load_datastore, read_fields
@@ -116,24 +118,32 @@ def test_resumed(era5_project: Path, era5_dataset: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("+model.neural_lam.architecture.width=3", "architecture: unknown key 'width'; known are model, num_state"),
+        ("model.neural_lam.architecture.mesh_aggr=max", "architecture: mesh_aggr is 'max'; use one of sum, mean"),
+        ("+model.neural_lam.windows=1", "model.neural_lam: unknown key 'windows', known are architecture"),
+        ("model.neural_lam.gradient_checkpointing=yes", "gradient_checkpointing is 'yes'; use True or False"),
+        ("~model.neural_lam.clamping", "model.neural_lam: 'clamping' is missing"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(change: str, said: str, era5_project: Path, era5_dataset: Path) -> None:
+    graph = f"graph.directory={era5_project.parent / 'graph' / 'flat'}"
+    read_section(configuration(era5_dataset, graph))
+    with pytest.raises(InvalidInputError, match=re.escape(said)):
+        read_section(configuration(era5_dataset, graph, change))
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         (("model=hi_lam", "graph.directory={flat}"), "hi_lam needs a mesh of several levels, the graph has one"),
         (("model=graph_lam", "graph.directory={hierarchical}"), "graph_lam does not use a hierarchical mesh graph"),
-        (
-            ("graph.directory={flat}", "+model.neural_lam.architecture.width=3"),
-            "model.neural_lam.architecture: unknown key 'width'; known are model, num_state",
-        ),
-        (
-            ("graph.directory={flat}", "model.neural_lam.architecture.mesh_aggr=max"),
-            "model.neural_lam.architecture: mesh_aggr is 'max'; use one of sum, mean",
-        ),
-        (("graph.directory={flat}", "+model.neural_lam.windows=1"), "model.neural_lam: unknown key 'windows'"),
         (("graph.directory={flat}", "model.neural_lam.loss.name=nll"), "'nll'; use one of wmse, mse, wmae, mae"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+    ids=["flat graph", "hierarchical graph", "loss"],
 )
-def test_a_wrong_configuration_is_named(
+def test_what_does_not_fit_is_named(
     options: tuple[str, ...], said: str, era5_project: Path, era5_dataset: Path
 ) -> None:
     """In this process, which spares most of a start."""
@@ -152,7 +162,11 @@ def test_a_foreign_dataset_is_named(era5_project: Path, tmp_path: Path) -> None:
 
 def build(dataset: Path, *overrides: str) -> torch.nn.Module:
     """The model that stock anemoi-training would train."""
+    return AnemoiTrainer(configuration(dataset, *overrides)).model
+
+
+def configuration(dataset: Path, *overrides: str) -> DictConfig:
+    """What Hydra makes of ours."""
     given = [f"system.input.dataset={dataset}", "system.output.root=/nowhere", "system.hardware.accelerator=cpu"]
     with initialize_config_module("anemoi.training.config", version_base=None):
-        config = compose("neural_lam", overrides=[*given, *overrides])
-    return AnemoiTrainer(config).model
+        return compose("neural_lam", overrides=[*given, *overrides])

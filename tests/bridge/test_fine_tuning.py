@@ -63,9 +63,8 @@ def test_what_was_fine_tuned_forecasts_the_same_in_neural_lam(
     assert "t2m" in run_process("convert", made / "inference-last.ckpt", *options)
 
 
-@pytest.mark.parametrize(
-    "sharded", [pytest.param(True, id="batch sharded"), pytest.param(False, id="whole batch", marks=pytest.mark.full)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("sharded", [True, False], ids=["batch sharded", "whole batch"])
 def test_two_ranks_train_the_same_model(
     sharded: bool, converted: Converted, era5_dataset: Path, tmp_path: Path
 ) -> None:

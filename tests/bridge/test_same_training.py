@@ -85,7 +85,7 @@ def train_in_neural_lam(config: Path, place: Path, *options: object) -> Path:
 @pytest.mark.parametrize(
     ("rollout", "precision", "ranks", "sharded"),
     [
-        pytest.param(1, 64, 1, True, id="float64"),
+        pytest.param(1, 64, 1, True, id="float64", marks=pytest.mark.full),
         pytest.param(2, 64, 2, True, id="float64, two ranks, rollout"),
         pytest.param(1, 64, 2, False, id="float64, two ranks, whole batch", marks=pytest.mark.full),
         pytest.param(2, 64, 1, True, id="float64, rollout", marks=pytest.mark.full),
