@@ -8,6 +8,7 @@ graph is the bundle's manifest, in the configuration under ``model.neural_lam``.
 
 from __future__ import annotations
 
+import os
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +24,7 @@ from neural_lam_anemoi.forcing import ForcingWindow
 from neural_lam_anemoi.hetero import GRID, graph_from_hetero, hetero_parts
 from neural_lam_anemoi.nn import networks
 from neural_lam_anemoi.nn.clamping import Clamping
+from neural_lam_anemoi.nn.static import ReusedEmbeddings
 from neural_lam_anemoi.sharding.shard import gather_grid, sharded_twin
 
 from .section import CHECKPOINTING, read_section
@@ -125,6 +127,7 @@ class _LamModel(BaseGraphModel):
         *,
         model_comm_group: ProcessGroup | None = None,
         grid_shard_sizes: dict[str, Any] | None = None,
+        reused: ReusedEmbeddings | None = None,
         **kwargs: Any,
     ) -> dict[str, Tensor]:
         """Predict the state one step ahead.
@@ -138,6 +141,8 @@ class _LamModel(BaseGraphModel):
         grid_shard_sizes : dict, optional
             Under ``data`` the grid rows of each rank, if ``x`` holds this rank's alone; then so does the result.
             Otherwise every rank has the whole grid, and gets it back.
+        reused : ReusedEmbeddings, optional
+            Embeddings kept from step to step, without gradients.
 
         Returns
         -------
@@ -152,13 +157,13 @@ class _LamModel(BaseGraphModel):
         network = self._part_of(model_comm_group)
         sizes = (grid_shard_sizes or {}).get(GRID)
         if network.sharding is None or network is self.network:
-            return {GRID: self._step(network, x[GRID])}
+            return {GRID: self._step(network, x[GRID], reused)}
         if sizes is None:
-            return {GRID: gather_grid(self._step(network, network.take_rows(x[GRID])), network)}
+            return {GRID: gather_grid(self._step(network, network.take_rows(x[GRID]), reused), network)}
         if list(sizes) != network.sharding.grid_sizes:
             due = network.sharding.grid_sizes
             raise InvalidInputError(f"the grid is cut into {list(sizes)} rows, this model needs {due}")
-        return {GRID: self._step(network, x[GRID])}
+        return {GRID: self._step(network, x[GRID], reused)}
 
     @property
     def grid_rows(self) -> Tensor:
@@ -170,8 +175,8 @@ class _LamModel(BaseGraphModel):
         return self.network.take_rows(x)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what belongs to a process group: checkpoints are the same on any number of ranks."""
-        return {name: value for name, value in self.__dict__.items() if name != "_parts"}
+        """Without what belongs to a process group or a forecast: checkpoints are the same on any number of ranks."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_parts", "_reused")}
 
     def _part_of(self, group: ProcessGroup | None) -> networks.LamNetwork:
         """The network, or its sharded twin for ``group``: made when first asked for, on the device it is on then."""
@@ -184,7 +189,20 @@ class _LamModel(BaseGraphModel):
             parts[key] = sharded_twin(self.network, group)
         return parts[key]
 
-    def _step(self, network: networks.LamNetwork, inputs: Tensor) -> Tensor:
+    def predict_step(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """One step of a forecast, as Anemoi's own, with embeddings of mesh and edges kept for the next.
+
+        ``ANEMOI_INFERENCE_NUM_CHUNKS``, or ``…_MAPPER`` (between grid and mesh) and ``…_PROCESSOR``, say in how many
+        parts messages are computed; more need less memory.
+        """
+        reused = self.__dict__.setdefault("_reused", ReusedEmbeddings())
+        return super().predict_step(*args, **kwargs, reused=reused)
+
+    def _step(self, network: networks.LamNetwork, inputs: Tensor, reused: ReusedEmbeddings | None) -> Tensor:
+        static = None
+        if reused is not None:
+            static = reused.get(network)
+            network.chunk_edges(grid=_inference_chunks("MAPPER"), mesh=_inference_chunks("PROCESSOR"))
         batch, _, ensemble, grid, _ = inputs.shape
         older, newer = inputs.transpose(1, 2).reshape(batch * ensemble, INPUT_STEPS, grid, -1).unbind(1)
         state, _ = network.step(
@@ -192,6 +210,7 @@ class _LamModel(BaseGraphModel):
             self._standardised(older, "state"),
             self._standardised(newer, "forcing"),
             self._static(newer),
+            static,
         )
         physical = state.to(inputs.dtype) * self.state_std + self.state_mean
         return physical[..., self.output_order].reshape(batch, ensemble, 1, grid, -1).transpose(1, 2)
@@ -234,6 +253,15 @@ class HiLAMParallel(_LamModel):
 
 
 MODELS: dict[str, type[_LamModel]] = {m.network_type.model: m for m in (GraphLAM, HiLAM, HiLAMParallel)}
+
+
+def _inference_chunks(part: str) -> int:
+    """What Anemoi's variables of the environment ask for."""
+    name = "ANEMOI_INFERENCE_NUM_CHUNKS"
+    given = os.environ.get(f"{name}_{part}") or os.environ.get(name, "1")
+    if not given.isdecimal() or int(given) < 1:
+        raise InvalidInputError(f"{name} or {name}_{part} is {given!r}; it must be a whole number from 1 on")
+    return int(given)
 
 
 def _keep_constants(model: _LamModel, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:

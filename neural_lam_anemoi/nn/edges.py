@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ class Edges(nn.Module):
         In any order; the features are permuted along with the indices.
     """
 
+    num_chunks: int = 1
+    """Parts in which messages are computed, one after the other; may be set any time."""
     senders: Tensor
     receivers: Tensor
     features: Tensor
@@ -32,7 +35,7 @@ class Edges(nn.Module):
         super().__init__()
         order = torch.argsort(edges.index[1], stable=True)
         degree = torch.bincount(edges.index[1], minlength=edges.num_receivers)
-        self.num_receivers = edges.num_receivers
+        self.num_senders, self.num_receivers = edges.num_senders, edges.num_receivers
         self.regular_degree = _common_value(degree)
         self.register_buffer("senders", edges.index[0][order].contiguous(), persistent=False)
         self.register_buffer("receivers", edges.index[1][order].contiguous(), persistent=False)
@@ -85,16 +88,35 @@ class Edges(nn.Module):
         Tensor
             Shape ``(receivers, batch, d)``, in the dtype of ``messages``.
         """
-        wide = messages if messages.dtype in (torch.float32, torch.float64) else messages.float()
-        total = self._sum_into_receivers(wide)
-        if mean:
-            total = total / self.in_degree.to(total.dtype).view(-1, 1, 1)
-        return total.to(messages.dtype)
+        return self.finish(self.sum_by_receiver(messages), mean).to(messages.dtype)
 
-    def _sum_into_receivers(self, messages: Tensor) -> Tensor:
+    def sum_by_receiver(self, messages: Tensor) -> Tensor:
+        """Sums over the edges that are here, ``(receivers, batch, d)``, in at least float32."""
+        wide = messages if messages.dtype in (torch.float32, torch.float64) else messages.float()
         if self.regular_degree:
-            return messages.unflatten(0, (self.num_receivers, self.regular_degree)).sum(1)
-        return _SumIntoRows.apply(messages, self.receivers, self.num_receivers)
+            return wide.unflatten(0, (self.num_receivers, self.regular_degree)).sum(1)
+        return _SumIntoRows.apply(wide, self.receivers, self.num_receivers)
+
+    def finish(self, total: Tensor, mean: bool = False) -> Tensor:
+        """Sums, or means, over all edges from what `sum_by_receiver` gave; ``(receivers, batch, d)``."""
+        return total / self.in_degree.to(total.dtype).view(-1, 1, 1) if mean else total
+
+    def chunks(self, count: int) -> Iterator[tuple[slice, slice, Edges]]:
+        """Cut the receivers, with the edges into them, into ``count`` equal parts.
+
+        Yields
+        ------
+        receivers, edges : slice
+            Rows of the part's receivers, and of its edges.
+        part : Edges
+            From the same rows of senders.
+        """
+        stops = [self.num_receivers * i // count for i in range(count + 1)]
+        at = torch.searchsorted(self.receivers, torch.tensor(stops, device=self.receivers.device)).tolist()
+        for (first, stop), (begin, end) in zip(itertools.pairwise(stops), itertools.pairwise(at), strict=True):
+            index = torch.stack([self.senders[begin:end], self.receivers[begin:end] - first])
+            part = EdgeSet(index, self.features[begin:end], self.num_senders, stop - first)
+            yield slice(first, stop), slice(begin, end), Edges(part)
 
 
 class _SumIntoRows(torch.autograd.Function):

@@ -14,9 +14,12 @@ them here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from .edges import Edges
 from .mlp import after_first_linear, make_mlp, split_first_linear
@@ -66,10 +69,10 @@ class InteractionNet(nn.Module):
             Shape ``(edges, B, d)``.
         """
         arriving = edges.bring(senders if self.propagates else project_senders(self.edge_mlp, senders))
-        messages = edge_messages(self.edge_mlp, edges, arriving, receivers, edge_rep, self.propagates)
-        total = edges.aggregate(messages, self.mean or self.propagates)
-        new_receivers = update_nodes(self.aggr_mlp, receivers, total, self.propagates)
-        return new_receivers, edge_rep + messages if update_edges else None
+        total, new_edges = pass_edges(
+            self.edge_mlp, edges, arriving, receivers, edge_rep, update_edges, self.propagates, self.mean
+        )
+        return update_nodes(self.aggr_mlp, receivers, total, self.propagates), new_edges
 
 
 class PropagationNet(InteractionNet):
@@ -134,10 +137,10 @@ class ParallelInteractionNet(nn.Module):
         projected = [project_senders(mlp, nodes[sender]) for mlp, (_, sender, _) in zip(mlps, edge_sets, strict=True)]
         arriving = edge_sets[0][0].bring_together([edges for edges, _, _ in edge_sets], projected)
         for i, (edges, _, receiver_set) in enumerate(edge_sets):
-            messages = edge_messages(mlps[i], edges, arriving[i], nodes[receiver_set], edge_reps[i])
-            total, partial = totals[receiver_set], edges.aggregate(messages)
+            partial, updated = pass_edges(mlps[i], edges, arriving[i], nodes[receiver_set], edge_reps[i], wanted[i])
+            total = totals[receiver_set]
             totals[receiver_set] = partial if total is None else total + partial
-            new_edges.append(edge_reps[i] + messages if wanted[i] else None)
+            new_edges.append(updated)
         new_nodes = []
         for mlp, rep, total in zip(self.aggr_mlp.mlps, nodes, totals, strict=True):
             assert total is not None, "every mesh level has edges inside it"
@@ -150,6 +153,44 @@ def project_senders(mlp: nn.Module, senders: Tensor) -> Tensor:
     assert isinstance(mlp, nn.Sequential)
     (_, of_sender, _), _ = split_first_linear(mlp, 3)
     return F.linear(senders, of_sender)
+
+
+def pass_edges(
+    mlp: nn.Module,
+    edges: Edges,
+    arriving: Callable[[], Tensor],
+    receivers: Tensor,
+    edge_rep: Tensor,
+    update_edges: bool,
+    propagates: bool = False,
+    mean: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Messages along one edge set: what receivers aggregate, ``(receivers, B, d)``, and the new edges if asked for.
+
+    With several `Edges.num_chunks` only one part's messages exist at a time; the backward pass computes them again.
+    """
+    if edges.num_chunks == 1:
+        messages = edge_messages(mlp, edges, arriving, receivers, edge_rep, propagates)
+        return edges.aggregate(messages, mean or propagates), edge_rep + messages if update_edges else None
+    senders = arriving()
+
+    def chunk(part: Edges, receivers: Tensor, edge_rep: Tensor) -> tuple[Tensor, torch.dtype, Tensor | None]:
+        messages = edge_messages(mlp, part, lambda: senders, receivers, edge_rep, propagates)
+        return part.sum_by_receiver(messages), messages.dtype, edge_rep + messages if update_edges else None
+
+    results = [
+        recomputed(chunk, part, receivers[rows], edge_rep[held]) for rows, held, part in edges.chunks(edges.num_chunks)
+    ]
+    totals, dtypes, new_edges = zip(*results, strict=True)
+    total = edges.finish(torch.cat(totals), mean or propagates).to(dtypes[0])
+    return total, torch.cat(new_edges) if update_edges else None
+
+
+def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
+    """``function(*arguments)``; if gradients are wanted its insides are computed again for them, and not kept."""
+    if not torch.is_grad_enabled():
+        return function(*arguments)
+    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 def edge_messages(

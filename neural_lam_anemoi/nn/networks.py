@@ -13,16 +13,19 @@ from typing import Any, ClassVar, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from ..architecture import Architecture
 from ..errors import InvalidInputError
 from ..graph import LamGraph
 from .clamping import Clamping, clamped_update
 from .edges import Edges
-from .interaction import InteractionNet, ParallelInteractionNet, PropagationNet
+from .interaction import InteractionNet, ParallelInteractionNet, PropagationNet, recomputed
 from .mlp import make_mlp
 from .rows import GridRows
+from .static import StaticEmbeddings
+
+GRID_EDGES = ("g2m", "m2g")
+"""Edge sets between grid and mesh."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,22 +41,6 @@ class StateStatistics:
     std: Tensor
     diff_mean: Tensor
     diff_std: Tensor
-
-
-@dataclasses.dataclass(frozen=True)
-class StaticEmbeddings:
-    """What the network computes from graph features and weights alone: one batch entry, valid until weights change.
-
-    Attributes
-    ----------
-    mesh : list of Tensor
-        Per level ``(nodes, 1, d)``.
-    edges : dict of Tensor
-        Per edge set ``(edges, 1, d)``.
-    """
-
-    mesh: list[Tensor]
-    edges: dict[str, Tensor]
 
 
 class LamNetwork(GridRows):
@@ -134,9 +121,15 @@ class LamNetwork(GridRows):
 
     def pass_messages(self, layer: nn.Module, *arguments: Any) -> Any:
         """``layer(*arguments)``, checkpointed if `checkpoint_layers`; exchanges in it are repeated on every rank alike."""
-        if not (self.checkpoint_layers and torch.is_grad_enabled()):
-            return layer(*arguments)
-        return checkpoint(layer, *arguments, use_reentrant=False, preserve_rng_state=False)
+        return recomputed(layer, *arguments) if self.checkpoint_layers else layer(*arguments)
+
+    def chunk_edges(self, grid: int = 1, mesh: int = 1) -> None:
+        """Compute messages in so many parts, between grid and mesh and on the mesh: more need less memory, and time.
+
+        Results differ by rounding. In training each part is computed again in the backward pass. May be set any time.
+        """
+        for name in self.edges:
+            self.edge_set(name).num_chunks = grid if name in GRID_EDGES else mesh
 
     def edge_set(self, name: str) -> Edges:
         """The edge set ``name`` as this network holds it."""
@@ -153,6 +146,10 @@ class LamNetwork(GridRows):
         embedders = self._edge_embedders().items()
         edges = {name: embedder(self.edge_set(name).features).unsqueeze(1) for name, embedder in embedders}
         return StaticEmbeddings(mesh, edges)
+
+    def static_embedders(self) -> list[nn.Module]:
+        """The MLPs whose weights decide what `embed_static` gives."""
+        return [*self._mesh_node_embedders(), *self._edge_embedders().values()]
 
     def _mesh_node_embedders(self) -> list[nn.Module]:
         raise NotImplementedError

@@ -35,7 +35,7 @@ class LocalEdges(Edges):
         features = whole.features[part.edges.to(device)]
         index = torch.stack([part.senders, part.receivers]).to(device)
         super().__init__(EdgeSet(index, features, part.num_senders + part.num_halo, part.num_receivers))
-        self.group, self.summed = group, part.summed
+        self.group, self.summed, self.num_chunks = group, part.summed, whole.num_chunks
         self.halo = Halo(part, group, overlap).to(device) if part.exchanged else None
         if part.summed:
             self.in_degree = whole.in_degree  # of all edges, here and elsewhere
@@ -57,6 +57,6 @@ class LocalEdges(Edges):
             arriving[i] = functools.partial(lambda place: finish()[place], place)
         return arriving
 
-    def _sum_into_receivers(self, messages: Tensor) -> Tensor:
-        total = super()._sum_into_receivers(messages)
-        return sum_over_ranks(total, self.group) if self.summed else total
+    def finish(self, total: Tensor, mean: bool = False) -> Tensor:
+        """Sums, or means, over the edges of all ranks; see `neural_lam_anemoi.nn.edges.Edges.finish`."""
+        return super().finish(sum_over_ranks(total, self.group) if self.summed else total, mean)

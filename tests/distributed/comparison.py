@@ -56,3 +56,9 @@ def assert_equal(expected: Result, results: Sequence[Result], dtype: torch.dtype
     output, gradient, name = worst(expected, found)
     assert output <= BOUNDS[dtype][0], f"outputs differ by {output:.1e}"
     assert gradient <= BOUNDS[dtype][1], f"{name}: gradients differ by {gradient:.1e}"
+
+
+def distance(one: dict[str, Tensor], two: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
+    """Euclidean, over all tensors, each in units of the largest entry of the exact one."""
+    parts = [(one[name] - two[name]) / value.abs().max() for name, value in exact.items()]
+    return float(torch.cat([part.flatten() for part in parts]).norm())

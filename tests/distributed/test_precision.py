@@ -7,10 +7,10 @@ import torch
 
 from neural_lam_anemoi.graph import LamGraph
 
-from .comparison import joined, worst
+from .comparison import distance, joined, worst
 from .graphs import build_network, grid_coordinates, pickled, random_sample
 from .ranks import Ranks
-from .tasks import Options, Result, run_sharded, run_whole
+from .tasks import Options, run_sharded, run_whole
 
 NETWORKS = [("graph_lam", "multiscale"), ("hi_lam", "hierarchical"), ("hi_lam_parallel", "hierarchical")]
 
@@ -30,13 +30,9 @@ def test_autocast_is_no_further_from_whole_than_its_own_rounding(
     rounding, difference = worst(exact, rounded)[0], worst(rounded, found)[0]
     assert rounding > 1e-4, "autocast is on"
     assert difference <= rounding
-    assert distance(rounded.gradients, found.gradients, exact) <= distance(rounded.gradients, exact.gradients, exact)
-
-
-def distance(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor], scale: Result) -> float:
-    """Euclidean, over all gradients, each in units of its largest entry."""
-    parts = [(one[name] - two[name]) / gradient.abs().max() for name, gradient in scale.gradients.items()]
-    return float(torch.cat([part.flatten() for part in parts]).norm())
+    assert distance(rounded.gradients, found.gradients, exact.gradients) <= distance(
+        rounded.gradients, exact.gradients, exact.gradients
+    )
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -160,11 +160,7 @@ def receiver_chunks(edges: Edges, count: int) -> Iterator[tuple[slice, Edges, Te
     senders : Tensor
         Rows of the part's senders, ``(part's senders,)``.
     """
-    sizes = get_balanced_partition_sizes(edges.num_receivers, count)
-    stops = list(itertools.accumulate(sizes, initial=0))
-    at = torch.searchsorted(edges.receivers, torch.tensor(stops, device=edges.receivers.device)).tolist()
-    for size, start, (begin, end) in zip(sizes, stops, itertools.pairwise(at), strict=False):
-        senders, numbers = torch.unique(edges.senders[begin:end], return_inverse=True)
-        index = torch.stack([numbers, edges.receivers[begin:end] - start])
-        part = EdgeSet(index, edges.features[begin:end], len(senders), size)
-        yield slice(start, start + size), Edges(part), senders
+    for rows, _, part in edges.chunks(count):
+        senders, numbers = torch.unique(part.senders, return_inverse=True)
+        index = torch.stack([numbers, part.receivers])
+        yield rows, Edges(EdgeSet(index, part.features, len(senders), part.num_receivers)), senders
