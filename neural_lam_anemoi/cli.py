@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     int
         Exit status: 0, 2 for something the user can mend, 130 when interrupted.
     """
-    options = _parser().parse_args(arguments)
+    options = _parse(arguments)
     _quiet(options.verbose)
     try:
         options.run(options)
@@ -39,13 +39,25 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Options; in ``rest`` what a command passes on to a host's own."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and not options.passes_on:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.rest = rest
+    return options
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="neural-lam-anemoi", description=__doc__)
     parser.add_argument("--verbose", action="store_true", help="show what the host frameworks log")
+    parser.set_defaults(passes_on=False)
     commands = parser.add_subparsers(dest="command", required=True)
     _add_convert(commands)
     _add_dataset(commands)
     _add_plan(commands)
+    _add_eval(commands)
     _add_demo(commands)
     return parser
 
@@ -95,6 +107,20 @@ def _add_plan(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--plot", type=Path, help="image file: the partition on the map, memory against ranks")
     parser.set_defaults(run=_plan)
+
+
+def _add_eval(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "eval",
+        help="neural-lam's evaluation of an Anemoi model",
+        description="Further arguments, such as --ar_steps_eval, are those of neural_lam.train_model.",
+    )
+    parser.add_argument("--config_path", required=True, type=Path, help="neural-lam's configuration")
+    parser.add_argument("--load", required=True, type=Path, help="Anemoi inference checkpoint; you have to trust it")
+    parser.add_argument("--eval", default="test", choices=("val", "test"), help="data split (default test)")
+    parser.add_argument("--output", type=Path, help="directory for metrics and plots (default eval-SPLIT-NAME)")
+    parser.add_argument("--force", action="store_true", help="replace an existing output")
+    parser.set_defaults(run=_eval, passes_on=True)
 
 
 def _add_demo(commands: argparse._SubParsersAction) -> None:
@@ -161,6 +187,14 @@ def _plan(options: argparse.Namespace) -> None:
     if options.plot:
         draw_plan(found, options.plot)
     print(plan_json(found) if options.json else "\n".join(plan_table(found)))
+
+
+def _eval(options: argparse.Namespace) -> None:
+    from .adapters.bridge.evaluate import evaluate
+
+    output = options.output or Path(f"eval-{options.eval}-{options.load.stem}")
+    evaluate(options.config_path, options.load, options.eval, output, options.force, options.rest)
+    print(f"{output}: metrics and plots of neural-lam's evaluation")
 
 
 def _demo(options: argparse.Namespace) -> None:

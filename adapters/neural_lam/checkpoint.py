@@ -187,10 +187,19 @@ def datastore_rows(bundle: ModelBundle, datastore: Any) -> Tensor:
     InvalidInputError
         The grids don't consist of the same nodes.
     """
-    theirs = grid_coordinates(datastore)
-    orders = [np.lexsort(places.numpy().T) for places in (bundle.fields.coordinates, theirs)]
-    ours, theirs_sorted = bundle.fields.coordinates[orders[0]], theirs[orders[1]]
-    if ours.shape != theirs_sorted.shape or not torch.equal(ours, theirs_sorted):
+    return matching_rows(bundle.fields.coordinates, grid_coordinates(datastore))
+
+
+def matching_rows(ours: Tensor, theirs: Tensor) -> Tensor:
+    """For each place in ``ours`` where it stands in ``theirs``: ``(num_grid,)`` int64; both are ``(num_grid, 2)``.
+
+    Raises
+    ------
+    InvalidInputError
+        They aren't the same places.
+    """
+    orders = [np.lexsort(places.numpy().T) for places in (ours, theirs)]
+    if ours.shape != theirs.shape or not torch.equal(ours[orders[0]], theirs[orders[1]]):
         raise InvalidInputError("the grid nodes of the datastore aren't those of the model")
     rows = torch.empty(len(ours), dtype=torch.int64)
     rows[orders[0]] = torch.from_numpy(orders[1])

@@ -12,13 +12,9 @@ import xarray as xr
 import yaml
 from torch import Tensor
 
-from neural_lam_anemoi.adapters.bridge.convert import read_any, write_any
 from neural_lam_anemoi.adapters.bridge.processes import executable, run_command
-from neural_lam_anemoi.adapters.bridge.sample import STATE
-from neural_lam_anemoi.hetero import GRID
 
-from ..bridge.anemoi_training import fine_tune
-from ..bridge.random_models import write_random_checkpoint
+from ..bridge.anemoi_training import configure_stock_model, fine_tune
 from ..bridge.test_fine_tuning import ONE_SAMPLE, SGD
 from .mixes import SMALL, readme_configuration
 
@@ -28,42 +24,6 @@ TWO_RANKS = (
     "system.hardware.num_gpus_per_model=2",
     "dataloader.read_group_size=2",
 )
-TRAINING: dict[str, Any] = {
-    "precision": "32",
-    "metrics": {"datasets": {GRID: list(STATE)}},
-    "scalers": {
-        "datasets": {
-            GRID: {
-                "general_variable": {"weights": {"default": 1}},
-                "node_weights": {
-                    "_target_": "neural_lam_anemoi.adapters.anemoi.scalers.InteriorMean",
-                    "precision": "32",
-                },
-            }
-        }
-    },
-    "training_loss": {"datasets": {GRID: {"scalers": ["general_variable", "node_weights", "time_steps"]}}},
-}
-"""Stock Anemoi's, on the interior alone."""
-
-
-def write_configuration(place: Path, config: Path) -> None:
-    """Anemoi's GNN with the README's layers, on the graph and variables of a converted model."""
-    checkpoint = write_random_checkpoint(config, place / "random.ckpt", "graph_lam", "flat")
-    write_any(read_any(checkpoint, config), "anemoi", place / "anemoi")
-    path = place / "anemoi" / "fine_tuning.yaml"
-    content: dict[str, Any] = yaml.safe_load(path.read_text())
-    output_mask = content["model"]["output_mask"]
-    content["defaults"] = [group for group in content["defaults"] if group != {"training": "neural_lam"}]
-    content["defaults"][:0] = [{"model": "gnn"}, {"training": "single"}]
-    content["system"]["input"]["warm_start"] = None
-    content["data"]["datasets"][GRID]["processors"]["normalizer"]["config"]["default"] = "mean-std"
-    content["training"] = TRAINING
-    content["model"] = {**SMALL, "output_mask": output_mask, "bounding": []}
-    readme = readme_configuration()
-    content["config_validation"] = readme["config_validation"]
-    content["model"]["processor"] = SMALL["processor"] | readme["model"].pop("processor")
-    path.write_text(yaml.safe_dump(content | {"model": content["model"] | readme["model"]}, sort_keys=False))
 
 
 def weights_in(directory: Path) -> dict[str, Tensor]:
@@ -78,9 +38,11 @@ def test_two_ranks_train_the_same_model(
     era5_project: Path, era5_dataset: Path, current_pyg: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SGD on one sample: every weight to a thousandth of how far it moved. Both start from a run that moved nothing."""
-    write_configuration(tmp_path, era5_project)
+    readme = readme_configuration()
+    processor = SMALL["processor"] | readme["model"].pop("processor")
+    model = SMALL | readme["model"] | {"processor": processor, "bounding": []}
+    anemoi = configure_stock_model(tmp_path, era5_project, "gnn", model, readme["config_validation"])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (current_pyg, ROOT))))
-    anemoi = tmp_path / "anemoi"
     still = fine_tune(anemoi, era5_dataset, tmp_path / "still", *SGD, ONE_SAMPLE, "training.optimization.lr=0.0")
     start = (*SGD, ONE_SAMPLE, f"system.input.warm_start={still / 'last.ckpt'}", "training.load_weights_only=True")
     before = weights_in(still)

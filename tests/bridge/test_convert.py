@@ -104,10 +104,12 @@ def test_scores_in_neural_lam_as_before(
         _scores(era5_project, model, checkpoint, tmp_path / name)
         for name, checkpoint in (("before", source), ("after", back))
     )
-    assert before.keys() == after.keys() == {"test_mae.csv", "test_rmse.csv"}
+    there = _scores_in_anemoi(era5_project, inference, tmp_path / "there")
+    assert before.keys() == after.keys() == there.keys() == {"test_mae.csv", "test_rmse.csv"}
     for name, values in before.items():
         assert values.shape == (2, 5) and (values > 0).all()
         np.testing.assert_allclose(after[name], values, rtol=1e-6)
+        np.testing.assert_allclose(there[name], values, rtol=1e-4)
 
 
 def _scores(config: Path, model: str, checkpoint: Path, place: Path) -> dict[str, np.ndarray]:
@@ -119,7 +121,19 @@ def _scores(config: Path, model: str, checkpoint: Path, place: Path) -> dict[str
     earth = make_natural_earth(place / "cartopy")
     with mock.patch.dict(os.environ, {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1", **earth}):
         run_command(command, place / "scores.log", place / "scores" / "test_rmse.csv")
-    return {path.name: np.loadtxt(path, delimiter=",") for path in (place / "scores").glob("*.csv")}
+    return _metrics(place / "scores")
+
+
+def _scores_in_anemoi(config: Path, checkpoint: Path, place: Path) -> dict[str, np.ndarray]:
+    """What ``neural-lam-anemoi eval`` says about an Anemoi checkpoint."""
+    with mock.patch.dict(os.environ, make_natural_earth(place / "cartopy")):
+        options = ["--ar_steps_eval", 2, "--val_steps_to_log", 1, 2, "--n_example_pred", 0, "--num_workers", 0]
+        run_process("eval", "--config_path", config, "--load", checkpoint, "--output", place / "scores", *options)
+    return _metrics(place / "scores")
+
+
+def _metrics(place: Path) -> dict[str, np.ndarray]:
+    return {path.name: np.loadtxt(path, delimiter=",") for path in place.glob("*.csv")}
 
 
 def _comes_back(source: Path, converted: Path, back: Path) -> None:
