@@ -25,6 +25,7 @@ MADE = (
     "tuned.ckpt",
     "new.ckpt",
     "graph/brought/metainfo.yaml",
+    "eval-test-inference-last/test_rmse.csv",
     "plan.png",
 )
 
@@ -39,7 +40,9 @@ def test_two_commands_come_first() -> None:
 
 
 def test_paths_exist() -> None:
-    for path in re.findall(r"`((?:tests|adapters|neural_lam_anemoi|docs)/[\w/.]*)`|\]\((docs/[\w.]+)\)", README):
+    for path in re.findall(
+        r"`((?:tests|adapters|neural_lam_anemoi|docs)/[\w/.]*)`|\]\(((?:docs|notebooks)/[\w.]+)\)", README
+    ):
         assert (ROOT / "".join(path)).exists(), path
 
 
