@@ -133,7 +133,8 @@ def activation_bytes(
     embedded_rows = sum(counts.edges.values()) + sum(n for name, n in counts.nodes.items() if name != GRID)
     static += _mlp(embedded_rows, hidden).size(width, number)
     grid += _mlp(2 * counts.nodes[GRID], hidden).size(width, number) * batch_size
-    grid += _Kept(2 * hidden * counts.nodes[GRID], 0).size(width, number) * batch_size
+    freed = _Kept(2 * hidden * counts.nodes[GRID], 0).size(width, number) * batch_size  # before gradients are on edges
+    grid += freed
     fields = 2.0 * counts.nodes[GRID] * (architecture.grid_input_dim + architecture.num_state) * FLOAT32 * batch_size
     for name, (_, receiver) in edge_ends(levels).items():
         updated = max(applications[name] - 1, 0)
@@ -142,9 +143,9 @@ def activation_bytes(
         rows = width * number.wide * batch_size
         layers += applications[name] * once + updated * edges * rows
         inputs += (updated * edges + applications[name] * nodes) * rows
-        largest = max(largest, once + edges * rows)
+        largest = max(largest, once + (edges * rows if updated else 0))
         gradients = 3 if updated else 2  # alive at once: in and out of an operation, and the next edges'
-        transient = max(transient, gradients * edges * width * FLOAT32 * batch_size)
+        transient = max(transient, gradients * edges * width * FLOAT32 * batch_size - freed)
     step = static + grid + layers + transient
     if knob == "keep":
         return int(rollout * (step - transient + fields) + transient)
