@@ -9,6 +9,7 @@ graph is the bundle's manifest, in the configuration under ``model.neural_lam``.
 from __future__ import annotations
 
 import os
+import weakref
 from typing import Any, ClassVar
 
 import torch
@@ -182,12 +183,11 @@ class _LamModel(BaseGraphModel):
         """The network, or its sharded twin for ``group``: made when first asked for, on the device it is on then."""
         if group is None or group.size() == 1:
             return self.network
-        parts = self.__dict__.setdefault("_parts", {})
-        key = (group, self.state_mean.device)
-        if key not in parts:
+        parts = self.__dict__.setdefault("_parts", weakref.WeakKeyDictionary())
+        if group not in parts or parts[group].state_mean.device != self.state_mean.device:
             parts.clear()
-            parts[key] = sharded_twin(self.network, group)
-        return parts[key]
+            parts[group] = sharded_twin(self.network, group)
+        return parts[group]
 
     def predict_step(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """One step of a forecast, as Anemoi's own, with embeddings of mesh and edges kept for the next.

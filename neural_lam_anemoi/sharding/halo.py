@@ -9,6 +9,7 @@ backwards in exactly the opposite order on every rank: nobody waits for a partne
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -22,13 +23,24 @@ from ..errors import InvalidInputError
 from .parts import EdgePart
 
 
-@dataclasses.dataclass(frozen=True)
 class ModelGroup:
-    """The ranks that compute one sample together; shared, not copied, when a model is copied."""
+    """The ranks that compute one sample together; shared, not copied, when a model is copied.
 
-    process_group: dist.ProcessGroup
-    size: int
-    rank: int
+    The process group is not kept alive: ``destroy_process_group`` has to end its threads, also while models and graphs
+    of autograd are still there. One that ran on into the interpreter's end would abort the process.
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup) -> None:
+        self.size, self.rank = process_group.size(), dist.get_rank(process_group)
+        self._process_group = weakref.ref(process_group)
+
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        """The group; raises `InvalidInputError` once it is destroyed."""
+        group = self._process_group()
+        if group is None:
+            raise InvalidInputError("the process group that this model is sharded over was destroyed")
+        return group
 
     def __deepcopy__(self, memo: Any) -> ModelGroup:
         return self
@@ -111,7 +123,7 @@ def bring_together(halos: Sequence[Halo], rows: Sequence[Tensor]) -> Callable[[]
     by_rank = [piece for pieces in zip(*packed, strict=True) for piece in pieces]
     counts = [list(column) for column in zip(*(halo.receive_counts for halo in halos), strict=True)]
     flight = _Flight(
-        group.process_group,
+        group,
         [sum(column) for column in zip(*(halo.send_counts for halo in halos), strict=True)],
         [sum(column) for column in counts],
     )
@@ -129,7 +141,7 @@ def bring_together(halos: Sequence[Halo], rows: Sequence[Tensor]) -> Callable[[]
 class _Flight:
     """An exchange on its way: forwards between departure and arrival, backwards between arrival and departure."""
 
-    group: dist.ProcessGroup
+    group: ModelGroup
     send_counts: list[int]
     receive_counts: list[int]
     work: Any = None
@@ -141,7 +153,7 @@ class _Flight:
             outgoing, incoming = incoming, outgoing
         buffer = rows.new_empty((sum(incoming), *rows.shape[1:]))
         self.work = dist.all_to_all_single(
-            buffer, rows.contiguous(), incoming, outgoing, group=self.group, async_op=True
+            buffer, rows.contiguous(), incoming, outgoing, group=self.group.process_group, async_op=True
         )
         return buffer
 
@@ -184,16 +196,16 @@ class _Arrive(torch.autograd.Function):
 
 class _SumOverRanks(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: ModelGroup) -> Tensor:
         ctx.group = group
         total = x.clone()
-        dist.all_reduce(total, group=group)
+        dist.all_reduce(total, group=group.process_group)
         return total
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         total = gradient.contiguous().clone()
-        dist.all_reduce(total, group=ctx.group)
+        dist.all_reduce(total, group=ctx.group.process_group)
         return total, None
 
 
@@ -203,4 +215,4 @@ def sum_over_ranks(x: Tensor, group: ModelGroup) -> Tensor:
     Anemoi's ``reduce_tensor`` hands the gradient back as it is and rounds to float32: right where all ranks go on to
     compute the same loss, wrong here, where each computes a part of it.
     """
-    return _SumOverRanks.apply(x, group.process_group)
+    return _SumOverRanks.apply(x, group)

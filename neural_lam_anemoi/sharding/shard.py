@@ -82,7 +82,7 @@ def shard(
     if group.size() == 1:
         _require_whole(network)
         return
-    members = ModelGroup(group, group.size(), dist.get_rank(group))
+    members = ModelGroup(group)
     chosen = _on_all_ranks(members, lambda: _choose(network, members, partition, grid_coordinates, replicate))
     require_agreement(members, _fingerprints(network, chosen))
     _replace(network, members, chosen, overlap)

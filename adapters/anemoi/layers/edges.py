@@ -108,7 +108,7 @@ def rank_edges(
     if edge_sizes is None:
         attributes, index, edge_sizes = shard_edges_1hop(attributes, index, *totals, group, sorted_by_receiver)
         assert edge_sizes is not None
-    members = ModelGroup(group, group.size(), dist.get_rank(group))
+    members = ModelGroup(group)
     return RankEdges(_edge_part(index, edge_sizes, node_sizes, members), attributes, members)
 
 
