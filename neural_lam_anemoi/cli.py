@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 import sys
 import warnings
@@ -57,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_convert(commands)
     _add_dataset(commands)
     _add_plan(commands)
+    _add_train(commands)
     _add_eval(commands)
     _add_demo(commands)
     return parser
@@ -109,9 +111,37 @@ def _add_plan(commands: argparse._SubParsersAction) -> None:
     parser.set_defaults(run=_plan)
 
 
+def _add_train(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "train",
+        allow_abbrev=False,
+        help="neural_lam.train_model over several ranks",
+        description="Further arguments are those of neural_lam.train_model; --devices is a number of processes on CPUs.",
+    )
+    add = parser.add_argument
+    add("--num_gpus_per_model", type=int, default=1, help="ranks that compute one sample together (default 1)")
+    add("--partition", default="contiguous", choices=("contiguous", "rcb", "metis"), help="how they share the grid")
+    add(
+        "--sharding_strategy",
+        choices=("ddp", "zero1", "zero2", "zero3", "fsdp2"),
+        help="how parameters, gradients and optimizer state are spread over all ranks (default neural-lam's choice)",
+    )
+    add("--offload", default="none", choices=("none", "optimizer", "parameters"), help="what waits in host memory")
+    add(
+        "--checkpoint_activations",
+        default="none",
+        choices=("none", "rollout", "layer", "both"),
+        help="what is computed again in the backward pass: the insides of steps, of layers (default none)",
+    )
+    add("--edge_chunks", type=int, default=1, help="parts in which messages are computed (default 1)")
+    add("--offload_activations", action="store_true", help="keep what the backward pass needs in host memory")
+    parser.set_defaults(run=_train, passes_on=True)
+
+
 def _add_eval(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "eval",
+        allow_abbrev=False,
         help="neural-lam's evaluation of an Anemoi model",
         description="Further arguments, such as --ar_steps_eval, are those of neural_lam.train_model.",
     )
@@ -187,6 +217,14 @@ def _plan(options: argparse.Namespace) -> None:
     if options.plot:
         draw_plan(found, options.plot)
     print(plan_json(found) if options.json else "\n".join(plan_table(found)))
+
+
+def _train(options: argparse.Namespace) -> None:
+    from .adapters.neural_lam.options import TrainingOptions
+    from .adapters.neural_lam.train import train
+
+    names = [field.name for field in dataclasses.fields(TrainingOptions)]
+    train(TrainingOptions(**{name: getattr(options, name) for name in names}), options.rest)
 
 
 def _eval(options: argparse.Namespace) -> None:

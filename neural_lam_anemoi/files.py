@@ -42,7 +42,7 @@ def complete_or_absent(target: Path, force: bool = False, directory: bool = Fals
         if directory:
             made.mkdir()
         yield made
-        if target.exists():
+        if target.is_dir():  # a file is replaced in one step
             os.replace(target, workplace / "replaced")
         os.replace(made, target)
     finally:

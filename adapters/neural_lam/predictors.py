@@ -6,7 +6,9 @@ run the core networks: their ``__init__`` builds those and neural-lam's own, lik
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +22,7 @@ from neural_lam_anemoi.graph import LamGraph
 from neural_lam_anemoi.graph_io import read_graph_directory
 from neural_lam_anemoi.nn import interaction, networks
 from neural_lam_anemoi.nn.clamping import Clamping
+from neural_lam_anemoi.nn.static import StaticEmbeddings
 
 LOGGER = logging.getLogger(__name__)
 
@@ -44,13 +47,15 @@ class ParallelInteractionNet(_PlainState, interaction.ParallelInteractionNet, gn
     """The core's layer, an instance of neural-lam's class."""
 
 
-class _Predictor(networks.LamNetwork):
+class Predictor(networks.LamNetwork):
     """What the three drop-in classes share: built from a datastore, called as a ``StepPredictor``."""
 
     interaction_type: ClassVar[Any] = InteractionNet
     propagation_type: ClassVar[Any] = PropagationNet
     parallel_type: ClassVar[Any] = ParallelInteractionNet
     grid_static_features: Tensor
+    _shared: tuple[StaticEmbeddings, bool] | None = None
+    """What the steps of a rollout share while one is open."""
 
     def _build(
         self, datastore: Any, graph_name: str, window: ForcingWindow, clamping: Clamping, **options: Any
@@ -91,14 +96,35 @@ class _Predictor(networks.LamNetwork):
         forcing : Tensor
             Shape ``(B, num_grid, num_forcing)``.
         """
-        return self.step(prev_state, prev_prev_state, forcing, self.grid_static_features)
+        static, recompute = self._shared or (None, False)
+        inputs = (prev_state, prev_prev_state, forcing, self.grid_static_features, static)
+        return interaction.recomputed(self.step, *inputs) if recompute else self.step(*inputs)
+
+    @contextlib.contextmanager
+    def rollout(self, recompute: bool = False) -> Iterator[None]:
+        """Inside, steps share the embeddings of mesh and edges: to be opened anew for every rollout.
+
+        Parameters
+        ----------
+        recompute : bool
+            Keep none of a step's insides for the backward pass, but compute them again there.
+        """
+        self._shared = (self.embed_static(), recompute)
+        try:
+            yield
+        finally:
+            self._shared = None
+
+    def unread_parameters(self) -> list[torch.nn.Parameter]:
+        """Parameters that no output depends on."""
+        return []
 
     def get_clamped_new_state(self, state_delta: Tensor, prev_state: Tensor) -> Tensor:
         """Add an increment to a state inside the clamping limits; both ``(B, num_grid, num_state)``, standardised."""
         return networks.clamped_update(self, state_delta, prev_state)
 
 
-class GraphLAM(_Predictor, networks.GraphLAM, graph_lam.GraphLAM):
+class GraphLAM(Predictor, networks.GraphLAM, graph_lam.GraphLAM):
     """Drop-in for ``neural_lam.models.GraphLAM``."""
 
     def __init__(
@@ -133,7 +159,7 @@ class GraphLAM(_Predictor, networks.GraphLAM, graph_lam.GraphLAM):
         )
 
 
-class _HierarchicalPredictor(_Predictor):
+class _HierarchicalPredictor(Predictor):
     def __init__(
         self,
         datastore: Any,
@@ -173,12 +199,16 @@ class _HierarchicalPredictor(_Predictor):
 class HiLAM(_HierarchicalPredictor, networks.HiLAM, hi_lam.HiLAM):
     """Drop-in for ``neural_lam.models.HiLAM``."""
 
+    def unread_parameters(self) -> list[torch.nn.Parameter]:
+        """Without processor layers nobody reads the edges inside the levels."""
+        return [] if self.processor_layers else list(self.mesh_same_embedders.parameters())
+
 
 class HiLAMParallel(_HierarchicalPredictor, networks.HiLAMParallel, hi_lam_parallel.HiLAMParallel):
     """Drop-in for ``neural_lam.models.HiLAMParallel``."""
 
 
-PREDICTORS: dict[str, type[_Predictor]] = {p.model: p for p in (GraphLAM, HiLAM, HiLAMParallel)}
+PREDICTORS: dict[str, type[Predictor]] = {p.model: p for p in (GraphLAM, HiLAM, HiLAMParallel)}
 
 
 def load_graph(datastore: Any, graph_name: str, num_grid: int) -> LamGraph:

@@ -1,0 +1,73 @@
+"""What `neural_lam_anemoi.adapters.neural_lam.train` adds to neural-lam's own arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+
+from neural_lam_anemoi.errors import InvalidInputError
+
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
+PARTITIONS = ("contiguous", "rcb", "metis")
+OFFLOADS = ("none", "optimizer", "parameters")
+CHECKPOINTED = ("none", "rollout", "layer", "both")
+CAN_OFFLOAD = {"optimizer": ("zero1", "zero2", "zero3"), "parameters": ("zero3", "fsdp2")}
+"""Strategies that can keep the optimizer's state, or parameters as well, in the host's memory."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingOptions:
+    """How training is spread over ranks, and what is kept for the backward pass.
+
+    Attributes
+    ----------
+    num_gpus_per_model : int
+        Ranks that compute one sample together.
+    partition : {"contiguous", "rcb", "metis"}
+        How they share the grid.
+    sharding_strategy : str, optional
+        How parameters, gradients and optimizer state are spread over all ranks, one of `STRATEGIES`; by default
+        neural-lam's choice.
+    offload : {"none", "optimizer", "parameters"}
+        What waits in the host's memory: the optimizer's state, or that and the parameters.
+    checkpoint_activations : {"none", "rollout", "layer", "both"}
+        What is computed again in the backward pass: the insides of steps, of layers.
+    edge_chunks : int
+        Parts in which messages are computed.
+    offload_activations : bool
+        Whether what is kept for the backward pass waits in the host's memory.
+
+    Raises
+    ------
+    InvalidInputError
+        Values that don't exist or don't go together, or an engine that isn't installed.
+    """
+
+    num_gpus_per_model: int = 1
+    partition: str = "contiguous"
+    sharding_strategy: str | None = None
+    offload: str = "none"
+    checkpoint_activations: str = "none"
+    edge_chunks: int = 1
+    offload_activations: bool = False
+
+    @property
+    def strategy(self) -> str | None:
+        """The strategy; None if neither it nor a group of ranks is asked for."""
+        return self.sharding_strategy or ("ddp" if self.num_gpus_per_model > 1 else None)
+
+    def __post_init__(self) -> None:
+        for name in ("num_gpus_per_model", "edge_chunks"):
+            if getattr(self, name) < 1:
+                raise InvalidInputError(f"--{name} {getattr(self, name)}: at least 1 is needed")
+        if self.offload != "none" and self.strategy not in CAN_OFFLOAD[self.offload]:
+            able = ", ".join(CAN_OFFLOAD[self.offload])
+            raise InvalidInputError(
+                f"--offload {self.offload}: needs --sharding_strategy {able}; it is {self.strategy or 'not given'}"
+            )
+        if (self.strategy or "").startswith("zero") and importlib.util.find_spec("deepspeed") is None:
+            raise InvalidInputError(
+                f"--sharding_strategy {self.strategy}: DeepSpeed isn't installed; pip install 'neural-lam-anemoi[deepspeed]'"
+            )
+        if self.partition == "metis" and importlib.util.find_spec("pymetis") is None:
+            raise InvalidInputError("--partition metis: it isn't installed; pip install 'neural-lam-anemoi[metis]'")

@@ -1,0 +1,98 @@
+"""``neural_lam.train_model`` over several ranks: neural-lam's own main, with this package's classes in its names."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import neural_lam.metrics
+import pytorch_lightning
+from neural_lam import train_model
+
+from .command import run_train_model
+from .data import DataModule
+from .engines import make_strategy
+from .forecaster import Forecaster
+from .metrics import GridMean
+from .module import Module
+from .options import TrainingOptions
+from .placement import check_group_size
+from .predictors import PREDICTORS
+from .report import Report
+from .saving import CheckpointFiles, OnlyRun
+
+
+def train(options: TrainingOptions, arguments: Sequence[str]) -> None:
+    """Run neural-lam's command: train, or evaluate.
+
+    Parameters
+    ----------
+    options : TrainingOptions
+        How it is spread over ranks.
+    arguments : sequence of str
+        neural-lam's own arguments.
+
+    Raises
+    ------
+    InvalidInputError
+        Arguments that contradict each other, or don't fit the number of ranks, the graph or the checkpoint.
+    """
+    with _our_classes(options):
+        run_train_model(arguments)
+
+
+@contextlib.contextmanager
+def _our_classes(options: TrainingOptions) -> Iterator[None]:
+    grid_mean = GridMean()
+
+    def make_module(**given: Any) -> Module:
+        module = Module(**given)
+        module.options, module.grid_mean = options, grid_mean
+        return module
+
+    ours: dict[str, Any] = {
+        "MODELS": PREDICTORS,
+        "ARForecaster": Forecaster,
+        "ForecasterModule": make_module,
+        "WeatherDataModule": DataModule,
+        "pl": _Lightning(options),
+    }
+    with contextlib.ExitStack() as run:
+        run.enter_context(mock.patch.object(neural_lam.metrics, "mask_and_reduce_metric", grid_mean))
+        for name, one in ours.items():
+            run.enter_context(mock.patch.object(train_model, name, one))
+        yield
+
+
+class _Lightning:
+    """``pytorch_lightning`` as neural-lam's main uses it, with a trainer that takes our strategies."""
+
+    def __init__(self, options: TrainingOptions) -> None:
+        self.options = options
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(pytorch_lightning, name)
+
+    def Trainer(self, **given: Any) -> pytorch_lightning.Trainer:
+        """A trainer with our strategy and checkpoint files in place of neural-lam's choice."""
+        given["strategy"] = make_strategy(self.options)
+        given["plugins"] = [CheckpointFiles()]
+        given["use_distributed_sampler"] = False
+        given["callbacks"] = [*given["callbacks"], Report(), OnlyRun(Path(given["default_root_dir"]))]
+        if given["accelerator"] == "cpu":
+            given["devices"] = count_processes(given["devices"])
+        trainer = pytorch_lightning.Trainer(**given)
+        check_group_size(self.options.num_gpus_per_model, trainer.world_size)
+        return trainer
+
+
+def count_processes(devices: str | list[int]) -> int:
+    """How many processes ``--devices`` means on CPUs: a number, or as many as are named; else those already there."""
+    if isinstance(devices, list):
+        return devices[0] if len(devices) == 1 else len(devices)
+    there = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE")
+    return int(there) if there else 1
