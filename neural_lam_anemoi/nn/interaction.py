@@ -13,7 +13,8 @@ them here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -190,7 +191,19 @@ def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
     """``function(*arguments)``; if gradients are wanted its insides are computed again for them, and not kept."""
     if not torch.is_grad_enabled():
         return function(*arguments)
-    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
+    dtype = torch.get_default_dtype()  # which the backward pass may not see: Lightning sets it for the forward pass
+    contexts = lambda: (contextlib.nullcontext(), _default_dtype(dtype))  # noqa: E731
+    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def edge_messages(

@@ -68,6 +68,8 @@ def _log(place: Path, rank: int) -> Path:
 
 
 def _serve() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print isn't an answer
     import deepspeed  # noqa: F401
     import torch
     from neural_lam import train_model  # noqa: F401
@@ -81,7 +83,7 @@ def _serve() -> None:
         request = json.loads(line)
         port = _free_port()
         processes = [_fork(record.main, request, rank, port) for rank in range(request["ranks"])]
-        print(json.dumps(_wait(processes)), flush=True)
+        print(json.dumps(_wait(processes)), file=answers, flush=True)
 
 
 def _free_port() -> int:

@@ -1,12 +1,14 @@
 """Runs a command of neural-lam's or ours in a process of its own and keeps what its training does.
 
-The directory RECORD then has ``losses.txt``, a line per step, and ``gradients.pt``, every parameter's whole gradient at
-the first step. If SGD is set, that learning rate and plain gradient descent replace AdamW. STOCK runs
-``neural_lam.train_model``; otherwise the arguments are those of ``neural-lam-anemoi``.
+The directory RECORD then has ``losses.txt``, a line per step, ``gradients.pt``, every parameter's whole gradient at the
+first step, and ``metrics.json``, what a test logged. If SGD is set, that learning rate and plain gradient descent replace
+AdamW; LIMIT is the number of steps in an epoch. STOCK runs ``neural_lam.train_model``; otherwise the arguments are those
+of ``neural-lam-anemoi``.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -52,6 +54,19 @@ def keep_loss(module: Any, outputs: Any, *_: Any) -> None:
             file.write(f"{float(loss)!r}\n")
 
 
+def keep_metrics(module: Any) -> None:
+    """Of the whole test."""
+    if module.trainer.is_global_zero:
+        logged = {name: float(value) for name, value in module.trainer.callback_metrics.items()}
+        (place() / "metrics.json").write_text(json.dumps(logged))
+
+
+def limit_steps(module: Any) -> None:
+    """Of an epoch."""
+    if "LIMIT" in os.environ:
+        module.trainer.limit_train_batches = int(os.environ["LIMIT"])
+
+
 def choose_optimizer(module: Any) -> Any:
     """neural-lam's, or plain gradient descent."""
     rate = os.environ.get("SGD")
@@ -64,6 +79,8 @@ def main(arguments: Sequence[str]) -> int:
     hooks = {
         "on_before_optimizer_step": keep_gradients,
         "on_train_batch_end": keep_loss,
+        "on_test_end": keep_metrics,
+        "on_fit_start": limit_steps,
         "configure_optimizers": choose_optimizer,
     }
     for name, hook in hooks.items():
