@@ -15,19 +15,19 @@ def run_train_model(arguments: Sequence[object]) -> None:
     Raises
     ------
     InvalidInputError
-        Arguments that contradict each other, in neural-lam's words.
+        Arguments that contradict each other or the data, in neural-lam's words.
     """
-    main = train_model.main.__wrapped__
     try:
-        main([str(argument) for argument in arguments])
+        train_model.main.__wrapped__([str(argument) for argument in arguments])
     except ValueError as error:
-        if _raised_in(error) is not main.__code__:
+        if not _raised_in(error).startswith("neural_lam."):
             raise
-        raise InvalidInputError(str(error)) from None
+        raise InvalidInputError(" ".join(str(error).split())) from None
 
 
-def _raised_in(error: Exception) -> object:
+def _raised_in(error: Exception) -> str:
+    """Name of the module."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace.tb_frame.f_code if trace is not None else None
+    return str(trace.tb_frame.f_globals["__name__"]) if trace is not None else ""

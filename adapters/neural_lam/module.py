@@ -74,6 +74,7 @@ class Module(ForecasterModule):
         self.grid_mean.group = group
         self.forecaster.cut_to_rows()
         self.interior_mask_bool = self.interior_mask_bool[predictor.grid_rows]
+        self._ddp_params_and_buffers_to_ignore = [name for name, _ in self.named_buffers()]  # they differ among ranks
 
     def all_gather_cat(self, tensor_to_gather: Tensor) -> Tensor:
         """Samples of all model groups, ``(n, ...)``; groups may have different n."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import deepspeed
@@ -110,7 +110,8 @@ class ZeroRedundancy(Spread, DeepSpeedStrategy):
             group.update({name: value for name, value in saved["param_groups"][0].items() if name in _settings(inner)})
         if not saved["state"]:
             return
-        _fill(inner, next(iter(saved["state"].values())))
+        held = optimizer.fp32_partitioned_groups_flat if self.stage == PARTITIONS_PARAMETERS else _parameters(inner)  # type: ignore[attr-defined]
+        _fill(inner, held, next(iter(saved["state"].values())))
         if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):
             optimizer._lazy_init_hp_params_optimizer_state()
         for place, parameter in enumerate(self._module.parameters()):
@@ -153,10 +154,13 @@ def _settings(optimizer: Any) -> dict[str, Any]:
     return {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
 
 
-def _fill(optimizer: Any, like: Mapping[str, Any]) -> None:
+def _parameters(optimizer: Any) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _fill(optimizer: Any, parameters: Sequence[Tensor], like: Mapping[str, Any]) -> None:
     """Give an optimizer that hasn't made a step the state of one that has, with zeros for the moments."""
-    for group in optimizer.param_groups:
-        for flat in group["params"]:
-            optimizer.state[flat] = {
-                name: value.clone() if name == "step" else torch.zeros_like(flat) for name, value in like.items()
-            }
+    for flat in parameters:
+        optimizer.state[flat] = {
+            name: value.clone() if name == "step" else torch.zeros_like(flat) for name, value in like.items()
+        }

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from ..natural_earth import make_natural_earth
 from .launcher import Launcher
 from .runs import Runs
 
 
 @pytest.fixture(scope="session")
-def runs(era5_project: Path) -> Iterator[Runs]:
+def runs(era5_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     """Starts runs on the ERA5 sample."""
-    with Launcher() as launcher:
+    with Launcher(make_natural_earth(tmp_path_factory.mktemp("cartopy"))) as launcher:
         yield Runs(launcher, era5_project)

@@ -76,7 +76,7 @@ class Runs:
         if command:
             given = [command, *given, *(["--devices", ranks] if ranks > 1 else [])]
         else:
-            env |= {"STOCK": 1}
+            env |= {"STOCK": 1, "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": 1}
         return Run(place, self.launcher.run(place, *given, ranks=ranks, **env))
 
     def succeed(self, place: Path, *options: object, **more: Any) -> Run:
