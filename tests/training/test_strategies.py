@@ -35,9 +35,7 @@ CROSS_SECTION: list[Case] = [
     ("graph_lam", "zero1", 2, 2, ()),
     ("graph_lam", "zero2", 2, 1, ("--offload", "optimizer")),
     ("graph_lam", "zero3", 4, 2, ()),
-    ("hi_lam", "zero3", 2, 2, ()),
     ("hi_lam without layers", "ddp", 2, 1, ()),
-    ("hi_lam_parallel", "fsdp2", 2, 2, ()),
 ]
 OFFLOADS = {
     "zero1": ("none", "optimizer"),
