@@ -27,6 +27,7 @@ MADE = (
     "graph/brought/metainfo.yaml",
     "eval-test-inference-last/test_rmse.csv",
     "plan.png",
+    "runs/spread/checkpoints/last.ckpt",
 )
 
 
