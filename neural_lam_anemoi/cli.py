@@ -123,8 +123,9 @@ def _add_train(commands: argparse._SubParsersAction) -> None:
     add("--partition", default="contiguous", choices=("contiguous", "rcb", "metis"), help="how they share the grid")
     add(
         "--sharding_strategy",
-        choices=("ddp", "zero1", "zero2", "zero3", "fsdp2"),
-        help="how parameters, gradients and optimizer state are spread over all ranks (default neural-lam's choice)",
+        choices=("auto", "ddp", "zero1", "zero2", "zero3", "fsdp2"),
+        help="how parameters, gradients and optimizer state are spread over all ranks (default neural-lam's choice); "
+        "auto: ddp if that is expected to fit, else fsdp2",
     )
     add("--offload", default="none", choices=("none", "optimizer", "parameters"), help="what waits in host memory")
     add(

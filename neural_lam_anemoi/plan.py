@@ -119,6 +119,7 @@ def plan(
     rollout: int = 1,
     gpu_memory: int = 80 * 2**30,
     grid_coordinates: Tensor | None = None,
+    kinds: Sequence[str] | None = None,
 ) -> Plan:
     """Work out what training costs on so many ranks.
 
@@ -135,12 +136,14 @@ def plan(
     gpu_memory : int
         Bytes of one GPU.
     grid_coordinates : Tensor, optional
-        Shape ``(num_grid, 2)``, in the unit of the mesh coordinates; without them only ``contiguous`` is planned.
+        Shape ``(num_grid, 2)``, in the unit of the mesh coordinates; ``rcb`` needs them.
+    kinds : sequence of str, optional
+        Kinds of partition; if not given, all that can be made: ``metis`` if it is installed.
 
     Returns
     -------
     Plan
-        Rows in the order of ``ranks``, every kind of partition (``metis`` if it is installed). Activations are
+        Rows in the order of ``ranks``, one for every kind of partition. Activations are
         estimates, see `neural_lam_anemoi.sharding.costs.activation_bytes`; the rest is exact.
 
     Raises
@@ -154,17 +157,21 @@ def plan(
     architecture.check_levels(graph.num_levels)
     if gpu_memory < 1:
         raise InvalidInputError(f"plan: gpu_memory is {gpu_memory} bytes; give what a GPU has, such as 80GiB")
-    kinds = ["contiguous"] if grid_coordinates is None else ["contiguous", "rcb"]
-    kinds += ["metis"] * (importlib.util.find_spec("pymetis") is not None)
+    kinds = _possible_kinds(grid_coordinates) if kinds is None else kinds
     passes = passes_per_step(graph.num_levels, architecture)
     partitions = {
         (count, kind): make_partition(graph, count, kind, grid_coordinates, passes, replicate=None)
         for count in ranks
         for kind in kinds
-        if count > 1 or kind == "contiguous"
+        if count > 1 or kind == kinds[0]
     }
     rows = [_row(graph, architecture, p, batch_size, rollout, gpu_memory) for p in partitions.values()]
     return Plan(architecture.model, batch_size, rollout, gpu_memory, rows, partitions, graph, grid_coordinates)
+
+
+def _possible_kinds(grid_coordinates: Tensor | None) -> list[str]:
+    kinds = ["contiguous"] if grid_coordinates is None else ["contiguous", "rcb"]
+    return kinds + ["metis"] * (importlib.util.find_spec("pymetis") is not None)
 
 
 def parse_bytes(text: str) -> int:

@@ -7,7 +7,7 @@ import importlib.util
 
 from neural_lam_anemoi.errors import InvalidInputError
 
-STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
+STRATEGIES = ("auto", "ddp", "zero1", "zero2", "zero3", "fsdp2")
 PARTITIONS = ("contiguous", "rcb", "metis")
 OFFLOADS = ("none", "optimizer", "parameters")
 CHECKPOINTED = ("none", "rollout", "layer", "both")
@@ -27,7 +27,7 @@ class TrainingOptions:
         How they share the grid.
     sharding_strategy : str, optional
         How parameters, gradients and optimizer state are spread over all ranks, one of `STRATEGIES`; by default
-        neural-lam's choice.
+        neural-lam's choice; ``auto`` is replaced by one when the size of the model is known.
     offload : {"none", "optimizer", "parameters"}
         What waits in the host's memory: the optimizer's state, or that and the parameters.
     checkpoint_activations : {"none", "rollout", "layer", "both"}

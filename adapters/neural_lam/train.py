@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,11 +12,13 @@ from unittest import mock
 
 import neural_lam.metrics
 import pytorch_lightning
+import torch
 from neural_lam import train_model
 
 from .command import run_train_model
 from .data import DataModule
 from .engines import make_strategy
+from .estimate import Expected, choose_strategy, device_memory, expect
 from .forecaster import Forecaster
 from .metrics import GridMean
 from .module import Module
@@ -49,8 +52,10 @@ def train(options: TrainingOptions, arguments: Sequence[str]) -> None:
 def _our_classes(options: TrainingOptions) -> Iterator[None]:
     grid_mean = GridMean()
 
+    lightning = _Lightning(options)
+
     def make_module(**given: Any) -> Module:
-        module = Module(**given)
+        lightning.module = module = Module(**given)
         module.options, module.grid_mean = options, grid_mean
         return module
 
@@ -59,7 +64,7 @@ def _our_classes(options: TrainingOptions) -> Iterator[None]:
         "ARForecaster": Forecaster,
         "ForecasterModule": make_module,
         "WeatherDataModule": DataModule,
-        "pl": _Lightning(options),
+        "pl": lightning,
     }
     with contextlib.ExitStack() as run:
         run.enter_context(mock.patch.object(neural_lam.metrics, "mask_and_reduce_metric", grid_mean))
@@ -71,6 +76,8 @@ def _our_classes(options: TrainingOptions) -> Iterator[None]:
 class _Lightning:
     """``pytorch_lightning`` as neural-lam's main uses it, with a trainer that takes our strategies."""
 
+    module: Module
+
     def __init__(self, options: TrainingOptions) -> None:
         self.options = options
 
@@ -79,15 +86,35 @@ class _Lightning:
 
     def Trainer(self, **given: Any) -> pytorch_lightning.Trainer:
         """A trainer with our strategy and checkpoint files in place of neural-lam's choice."""
-        given["strategy"] = make_strategy(self.options)
-        given["plugins"] = [CheckpointFiles()]
-        given["use_distributed_sampler"] = False
-        given["callbacks"] = [*given["callbacks"], Report(), OnlyRun(Path(given["default_root_dir"]))]
         if given["accelerator"] == "cpu":
             given["devices"] = count_processes(given["devices"])
+        expected, choice = self._plan(given)
+        given["strategy"] = make_strategy(self.module.options)
+        given["plugins"] = [CheckpointFiles()]
+        given["use_distributed_sampler"] = False
+        directory = Path(given["default_root_dir"])
+        given["callbacks"] = [*given["callbacks"], Report(expected, choice), OnlyRun(directory)]
         trainer = pytorch_lightning.Trainer(**given)
         check_group_size(self.options.num_gpus_per_model, trainer.world_size)
         return trainer
+
+    def _plan(self, given: dict[str, Any]) -> tuple[Expected, str | None]:
+        """What is expected of a rank; with ``auto``, the module's strategy is chosen by it, and why."""
+        module = self.module
+        expected = expect(module.forecaster.predictor, module.datastore, self.options, module.hparams.args)
+        if self.options.sharding_strategy != "auto":
+            return expected, None
+        world = given["num_nodes"] * count_devices(given["devices"])
+        chosen, reason = choose_strategy(expected, world, device_memory(given["accelerator"]))
+        module.options = dataclasses.replace(self.options, sharding_strategy=chosen)
+        return expected, reason
+
+
+def count_devices(devices: str | int | list[int]) -> int:
+    """How many devices of a node Lightning takes."""
+    if isinstance(devices, str):
+        return torch.cuda.device_count()
+    return devices if isinstance(devices, int) else len(devices)
 
 
 def count_processes(devices: str | list[int]) -> int:

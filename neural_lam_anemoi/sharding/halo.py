@@ -28,11 +28,18 @@ class ModelGroup:
 
     The process group is not kept alive: ``destroy_process_group`` has to end its threads, also while models and graphs
     of autograd are still there. One that ran on into the interpreter's end would abort the process.
+
+    Attributes
+    ----------
+    size, rank : int
+    received_bytes : int
+        What halos and sums over ranks have brought to this rank so far; a sum counts as a ring.
     """
 
     def __init__(self, process_group: dist.ProcessGroup) -> None:
         self.size, self.rank = process_group.size(), dist.get_rank(process_group)
         self._process_group = weakref.ref(process_group)
+        self.received_bytes = 0
 
     @property
     def process_group(self) -> dist.ProcessGroup:
@@ -41,6 +48,12 @@ class ModelGroup:
         if group is None:
             raise InvalidInputError("the process group that this model is sharded over was destroyed")
         return group
+
+    def sum_(self, x: Tensor) -> Tensor:
+        """Sum over the ranks, in place."""
+        dist.all_reduce(x, group=self.process_group)
+        self.received_bytes += 2 * (self.size - 1) * x.nbytes // self.size
+        return x
 
     def __deepcopy__(self, memo: Any) -> ModelGroup:
         return self
@@ -152,6 +165,7 @@ class _Flight:
         if backward:
             outgoing, incoming = incoming, outgoing
         buffer = rows.new_empty((sum(incoming), *rows.shape[1:]))
+        self.group.received_bytes += buffer.nbytes
         self.work = dist.all_to_all_single(
             buffer, rows.contiguous(), incoming, outgoing, group=self.group.process_group, async_op=True
         )
@@ -198,15 +212,11 @@ class _SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ModelGroup) -> Tensor:
         ctx.group = group
-        total = x.clone()
-        dist.all_reduce(total, group=group.process_group)
-        return total
+        return group.sum_(x.clone())
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        total = gradient.contiguous().clone()
-        dist.all_reduce(total, group=ctx.group.process_group)
-        return total, None
+        return ctx.group.sum_(gradient.contiguous().clone()), None
 
 
 def sum_over_ranks(x: Tensor, group: ModelGroup) -> Tensor:
