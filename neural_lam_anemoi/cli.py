@@ -136,6 +136,7 @@ def _add_train(commands: argparse._SubParsersAction) -> None:
     )
     add("--edge_chunks", type=int, default=1, help="parts in which messages are computed (default 1)")
     add("--offload_activations", action="store_true", help="keep what the backward pass needs in host memory")
+    add("--meta_init", action="store_true", help="give parameters values only when ranks know their parts")
     parser.set_defaults(run=_train, passes_on=True)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pytorch_lightning import LightningModule
 from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy, Strategy
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -41,6 +41,9 @@ class Spread(Strategy):
     def spread(self, module: LightningModule) -> None:
         """Spread the parameters of a module; every rank calls this."""
         raise NotImplementedError
+
+    def spread_now(self, module: nn.Module) -> None:
+        """Spread the parameters of a small module that has just got its values, if that isn't done as a whole."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Rank 0 writes."""

@@ -17,6 +17,7 @@ from neural_lam_anemoi.sharding.shard import gather_grid, shard
 from .checkpoint import grid_coordinates
 from .engines import Spread
 from .forecaster import Forecaster
+from .meta import Deferred
 from .metrics import GridMean
 from .options import TrainingOptions
 from .placement import Placement, take_place
@@ -38,6 +39,7 @@ class Module(ForecasterModule):
     spatial_loss_maps: list[Tensor]
     options = TrainingOptions()
     grid_mean: GridMean | None = None
+    deferred: Deferred | None = None
     placement = Placement()
     _configured = False
     _whole: tuple[Tensor, Tensor] | None = None
@@ -63,8 +65,12 @@ class Module(ForecasterModule):
         predictor.chunk_edges(options.edge_chunks, options.edge_chunks)
         self.forecaster.checkpoint_steps = options.checkpoint_activations in ("rollout", "both")
         self.forecaster.offload_activations = options.offload_activations
-        if isinstance(self.trainer.strategy, Spread):
-            self.trainer.strategy.spread(self)
+        strategy = self.trainer.strategy
+        if isinstance(strategy, Spread):
+            strategy.spread(self)
+        if self.deferred is not None:
+            self.deferred.materialise(strategy.spread_now if isinstance(strategy, Spread) else lambda _: None)
+            self.forecaster._apply(lambda tensor: tensor)  # FSDP2 then looks at what its parameters are now
 
     def _shard(self, group: ModelGroup) -> None:
         predictor = self.forecaster.predictor

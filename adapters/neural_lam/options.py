@@ -36,6 +36,8 @@ class TrainingOptions:
         Parts in which messages are computed.
     offload_activations : bool
         Whether what is kept for the backward pass waits in the host's memory.
+    meta_init : bool
+        Whether parameters get their values only when it is known what each rank has of them.
 
     Raises
     ------
@@ -50,6 +52,7 @@ class TrainingOptions:
     checkpoint_activations: str = "none"
     edge_chunks: int = 1
     offload_activations: bool = False
+    meta_init: bool = False
 
     @property
     def strategy(self) -> str | None:

@@ -20,6 +20,7 @@ from .data import DataModule
 from .engines import make_strategy
 from .estimate import Expected, choose_strategy, device_memory, expect
 from .forecaster import Forecaster
+from .meta import Deferred
 from .metrics import GridMean
 from .module import Module
 from .options import TrainingOptions
@@ -52,15 +53,21 @@ def train(options: TrainingOptions, arguments: Sequence[str]) -> None:
 def _our_classes(options: TrainingOptions) -> Iterator[None]:
     grid_mean = GridMean()
 
-    lightning = _Lightning(options)
+    deferred = Deferred() if options.meta_init else None
+    lightning, build = _Lightning(options), train_model.build_predictor
 
     def make_module(**given: Any) -> Module:
         lightning.module = module = Module(**given)
-        module.options, module.grid_mean = options, grid_mean
+        module.options, module.grid_mean, module.deferred = options, grid_mean, deferred
         return module
+
+    def build_predictor(*given: Any) -> Any:
+        with contextlib.nullcontext() if deferred is None else deferred.building():
+            return build(*given)
 
     ours: dict[str, Any] = {
         "MODELS": PREDICTORS,
+        "build_predictor": build_predictor,
         "ARForecaster": Forecaster,
         "ForecasterModule": make_module,
         "WeatherDataModule": DataModule,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import deepspeed
@@ -72,6 +73,17 @@ class ZeroRedundancy(Spread, DeepSpeedStrategy):
         """DeepSpeed spreads parameters later; a layer's are to be brought together at once."""
         if self.stage == PARTITIONS_PARAMETERS:
             set_z3_leaf_modules(module, [type(layer) for layer in module.modules() if isinstance(layer, LAYERS)])
+
+    def spread_now(self, module: nn.Module) -> None:
+        """In stage 3."""
+        if self.stage == PARTITIONS_PARAMETERS:
+            deepspeed.zero.Init(module=module, config_dict_or_path=self.config, remote_device=self.remote_device)
+
+    @contextlib.contextmanager
+    def model_sharded_context(self) -> Iterator[None]:
+        """Nothing that is made inside is spread by itself: `spread_now` does that, from values drawn on the CPU."""
+        self._init_config_if_needed()
+        yield
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Whole weights."""
