@@ -70,7 +70,6 @@ class Module(ForecasterModule):
             strategy.spread(self)
         if self.deferred is not None:
             self.deferred.materialise(strategy.spread_now if isinstance(strategy, Spread) else lambda _: None)
-            self.forecaster._apply(lambda tensor: tensor)  # FSDP2 then looks at what its parameters are now
 
     def _shard(self, group: ModelGroup) -> None:
         predictor = self.forecaster.predictor
