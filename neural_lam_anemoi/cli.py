@@ -134,7 +134,7 @@ def _add_train(commands: argparse._SubParsersAction) -> None:
         choices=("none", "rollout", "layer", "both"),
         help="what is computed again in the backward pass: the insides of steps, of layers (default none)",
     )
-    add("--edge_chunks", type=int, default=1, help="parts in which messages are computed (default 1)")
+    add("--edge_chunks", type=_parts, default=1, help="parts in which messages are computed, or auto (default 1)")
     add("--offload_activations", action="store_true", help="keep what the backward pass needs in host memory")
     add("--meta_init", action="store_true", help="give parameters values only when ranks know their parts")
     parser.set_defaults(run=_train, passes_on=True)
@@ -219,6 +219,10 @@ def _plan(options: argparse.Namespace) -> None:
     if options.plot:
         draw_plan(found, options.plot)
     print(plan_json(found) if options.json else "\n".join(plan_table(found)))
+
+
+def _parts(text: str) -> int | None:
+    return None if text == "auto" else int(text)
 
 
 def _train(options: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from neural_lam_anemoi.errors import InvalidInputError
 from neural_lam_anemoi.plan import MEGABYTE, USABLE, plan
+from neural_lam_anemoi.sharding.costs import FLOAT32
 from neural_lam_anemoi.sharding.shard import graph_of
 
 from .checkpoint import grid_coordinates
@@ -20,6 +22,11 @@ COPIES = {"ddp": (4, 0), "zero1": (2, 2), "zero2": (1, 3), "zero3": (0, 4), "fsd
 """Of weights, gradients and AdamW's two moments: how many every rank has whole, how many it has its part of."""
 KNOBS = {"none": "keep", "layer": "checkpoint_layers", "rollout": "checkpoint_steps", "both": "checkpoint_steps"}
 """The plan's names of what is computed again."""
+
+ROWS_PER_EDGE = 8
+"""Rows of ``hidden_dim`` numbers that computing a message and its gradient has at once."""
+SHARE_OF_MESSAGES = 1 / 8
+"""Of a device's memory, for one part of an edge set's messages."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +101,14 @@ def choose_strategy(expected: Expected, world: int, memory: int) -> tuple[str, s
 
 
 def device_memory(accelerator: str) -> int:
-    """Bytes of one rank's device: the GPU's, or its share of the host's."""
+    """Bytes of one rank's device: the GPU's, or, for ``cpu``, its share of the host's memory."""
     if accelerator != "cpu":
         return torch.cuda.get_device_properties(0).total_memory
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return host // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+def chunks_that_fit(edges: int, batch_size: int, hidden_dim: int, memory: int) -> int:
+    """In how many parts to compute the messages of so many edges on a device of ``memory`` bytes."""
+    needed = edges * batch_size * hidden_dim * FLOAT32 * ROWS_PER_EDGE
+    return max(1, math.ceil(needed / (memory * SHARE_OF_MESSAGES)))

@@ -16,6 +16,7 @@ from neural_lam_anemoi.sharding.shard import gather_grid, shard
 
 from .checkpoint import grid_coordinates
 from .engines import Spread
+from .estimate import chunks_that_fit, device_memory
 from .forecaster import Forecaster
 from .meta import Deferred
 from .metrics import GridMean
@@ -62,7 +63,7 @@ class Module(ForecasterModule):
         if self.placement.members is not None:
             self._shard(self.placement.members)
         predictor.checkpoint_layers = options.checkpoint_activations in ("layer", "both")
-        predictor.chunk_edges(options.edge_chunks, options.edge_chunks)
+        self._chunk_edges()
         self.forecaster.checkpoint_steps = options.checkpoint_activations in ("rollout", "both")
         self.forecaster.offload_activations = options.offload_activations
         strategy = self.trainer.strategy
@@ -70,6 +71,14 @@ class Module(ForecasterModule):
             strategy.spread(self)
         if self.deferred is not None:
             self.deferred.materialise(strategy.spread_now if isinstance(strategy, Spread) else lambda _: None)
+
+    def _chunk_edges(self) -> None:
+        predictor, args, chunks = self.forecaster.predictor, self.hparams.args, self.options.edge_chunks
+        memory = device_memory(self.trainer.strategy.root_device.type)
+        for name in predictor.edges:
+            edges = predictor.edge_set(name)
+            count, width = len(edges.features), predictor.architecture.hidden_dim
+            edges.num_chunks = chunks or chunks_that_fit(count, args.batch_size, width, memory)
 
     def _shard(self, group: ModelGroup) -> None:
         predictor = self.forecaster.predictor

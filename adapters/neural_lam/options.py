@@ -32,8 +32,8 @@ class TrainingOptions:
         What waits in the host's memory: the optimizer's state, or that and the parameters.
     checkpoint_activations : {"none", "rollout", "layer", "both"}
         What is computed again in the backward pass: the insides of steps, of layers.
-    edge_chunks : int
-        Parts in which messages are computed.
+    edge_chunks : int or None
+        Parts in which messages are computed; None for as many that a part takes an eighth of the device's memory.
     offload_activations : bool
         Whether what is kept for the backward pass waits in the host's memory.
     meta_init : bool
@@ -50,7 +50,7 @@ class TrainingOptions:
     sharding_strategy: str | None = None
     offload: str = "none"
     checkpoint_activations: str = "none"
-    edge_chunks: int = 1
+    edge_chunks: int | None = 1
     offload_activations: bool = False
     meta_init: bool = False
 
@@ -61,8 +61,9 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         for name in ("num_gpus_per_model", "edge_chunks"):
-            if getattr(self, name) < 1:
-                raise InvalidInputError(f"--{name} {getattr(self, name)}: at least 1 is needed")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidInputError(f"--{name} {value}: at least 1 is needed")
         if self.offload != "none" and self.strategy not in CAN_OFFLOAD[self.offload]:
             able = ", ".join(CAN_OFFLOAD[self.offload])
             raise InvalidInputError(

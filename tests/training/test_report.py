@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from neural_lam_anemoi.adapters.neural_lam.estimate import Expected, choose_strategy
+from neural_lam_anemoi.adapters.neural_lam.estimate import Expected, choose_strategy, chunks_that_fit
 from neural_lam_anemoi.errors import InvalidInputError
 
 from .runs import Runs
@@ -30,9 +30,18 @@ def test_auto_picks_what_fits() -> None:
         choose_strategy(expected, 4, 3 * GIB)
 
 
+def test_auto_chunks() -> None:
+    """None where there is room; a part of many takes an eighth of the device."""
+    assert chunks_that_fit(0, 1, 64, GIB) == chunks_that_fit(1000, 1, 64, GIB) == 1
+    edges, batch, width = 10_000_000, 2, 128
+    chunks = chunks_that_fit(edges, batch, width, 80 * GIB)
+    part = edges / chunks * batch * width * 4 * 8
+    assert 5 * GIB < part <= 10 * GIB
+
+
 def test_a_run_says_how_it_is_spread(runs: Runs, tmp_path: Path) -> None:
     """On rank 0 alone; and no more is received than planned, where a rank sends as much as the one that receives most."""
-    options = ("--num_gpus_per_model", 2, "--sharding_strategy", "auto", "--batch_size", 2)
+    options = ("--num_gpus_per_model", 2, "--sharding_strategy", "auto", "--batch_size", 2, "--edge_chunks", "auto")
     run = runs.succeed(tmp_path / "run", *options, ranks=4, LIMIT=1)
     first, *others = run.outcome.outputs
     assert not any("train: " in other for other in others)
