@@ -82,12 +82,13 @@ def _serve() -> None:
     torch.set_num_threads(1)
     for line in sys.stdin:
         request = json.loads(line)
-        port = _free_port()
+        port = free_port()
         processes = [_fork(record.main, request, rank, port) for rank in range(request["ranks"])]
         print(json.dumps(_wait(processes)), file=answers, flush=True)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
