@@ -21,7 +21,7 @@ from .forecaster import Forecaster
 from .meta import Deferred
 from .metrics import GridMean
 from .options import TrainingOptions
-from .placement import Placement, take_place
+from .placement import Placement, check_rows, take_place
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 COMPARED = ("model", "graph", *(name for name in Architecture.__dataclass_fields__ if name != "model"))
@@ -82,6 +82,7 @@ class Module(ForecasterModule):
 
     def _shard(self, group: ModelGroup) -> None:
         predictor = self.forecaster.predictor
+        check_rows(group.size, self.datastore.num_grid_points)
         coordinates = grid_coordinates(self.datastore) if self.options.partition == "rcb" else None
         shard(predictor, group.process_group, self.options.partition, coordinates)
         assert self.grid_mean is not None

@@ -55,6 +55,12 @@ def check_group_size(size: int, world: int) -> None:
         )
 
 
+def check_rows(size: int, nodes: int) -> None:
+    """Raise `InvalidInputError` if a model group of ``size`` ranks would share fewer than as many grid nodes."""
+    if size > nodes:
+        raise InvalidInputError(f"--num_gpus_per_model {size}: the grid has {nodes} nodes; use at most as many ranks")
+
+
 def take_place(size: int) -> Placement:
     """Make model groups of ``size`` consecutive ranks; every rank of the world calls this.
 

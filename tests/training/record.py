@@ -2,7 +2,7 @@
 
 The directory RECORD then has ``losses.txt``, a line per step, ``gradients.pt``, every parameter's whole gradient at the
 first step, and ``metrics.json``, what a test logged. If SGD is set, that learning rate and plain gradient descent replace
-AdamW; LIMIT is the number of steps in an epoch. STOCK runs ``neural_lam.train_model``; otherwise the arguments are those
+AdamW; LIMIT is the number of steps in an epoch, MEMORY that of megabytes which the process may have (``RLIMIT_DATA``). STOCK runs ``neural_lam.train_model``; otherwise the arguments are those
 of ``neural-lam-anemoi``.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,6 +77,8 @@ def choose_optimizer(module: Any) -> Any:
 def main(arguments: Sequence[str]) -> int:
     """Run what the arguments say; the exit status."""
     torch.set_num_threads(1)
+    if "MEMORY" in os.environ:
+        resource.setrlimit(resource.RLIMIT_DATA, (int(os.environ["MEMORY"]) * 10**6,) * 2)
     hooks = {
         "on_before_optimizer_step": keep_gradients,
         "on_train_batch_end": keep_loss,

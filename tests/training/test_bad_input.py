@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 from pathlib import Path
 from unittest import mock
 
 import pytest
+
+from neural_lam_anemoi.adapters.neural_lam.placement import check_rows
+from neural_lam_anemoi.errors import InvalidInputError
 
 from ..commands import run_refused
 from .runs import Runs
@@ -71,3 +75,22 @@ def test_another_architecture(runs: Runs, tmp_path: Path) -> None:
         "--load: the checkpoint's hidden_dim is 64, --hidden_dim is 32" in said for said in second.outcome.outputs
     )
     assert first.last.read_bytes() == before
+
+
+def test_another_run_writes_there(runs: Runs, tmp_path: Path) -> None:
+    """Every rank is told so, and what is there stays."""
+    directory = tmp_path / "runs" / "run"
+    directory.mkdir(parents=True)
+    with (directory / ".running").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run = runs.start(tmp_path / "place", "--num_gpus_per_model", 2, "--runs_root", directory.parent, ranks=2)
+    assert run.outcome.statuses == [2, 2]
+    assert all(f"{directory}: another run writes there" in said for said in run.outcome.outputs)
+    assert [path.name for path in directory.iterdir()] == [".running"]
+
+
+def test_more_ranks_than_rows() -> None:
+    """Some would have nothing to compute."""
+    check_rows(7, 7)
+    with pytest.raises(InvalidInputError, match="--num_gpus_per_model 8: the grid has 7 nodes"):
+        check_rows(8, 7)

@@ -16,6 +16,8 @@ from .runs import Runs
 
 EVALUATION = ("--eval", "test", "--ar_steps_eval", 2, "--val_steps_to_log", 1, 2)
 SPREAD = ("--sharding_strategy", "ddp", "--num_gpus_per_model", 2)
+ENOUGH_FOR_FOUR = 3400
+"""Megabytes; the libraries reserve 2200 of them."""
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +54,16 @@ def test_as_neural_lam(members: int, forecasts: Runs, tmp_path: Path) -> None:
     assert expected.metrics.keys() == found.metrics.keys() and expected.metrics
     for name, value in expected.metrics.items():
         assert found.metrics[name] == pytest.approx(value, rel=1e-5), name
+
+
+@pytest.mark.full
+def test_long_rollout(forecasts: Runs, tmp_path: Path) -> None:
+    """Twenty steps that gradients flow through don't fit into one process's memory; four ranks train them, as exactly."""
+    given = ("--sharding_strategy", "ddp", "--ar_steps_train", 20, "--batch_size", 2)
+    free = forecasts.succeed(tmp_path / "free", *given, LIMIT=2)
+    one = forecasts.start(tmp_path / "one", *given, LIMIT=2, MEMORY=ENOUGH_FOR_FOUR)
+    assert one.outcome.statuses != [0] and "can't allocate memory" in one.outcome.outputs[0]
+    four = forecasts.succeed(
+        tmp_path / "four", *given, "--num_gpus_per_model", 4, ranks=4, LIMIT=2, MEMORY=ENOUGH_FOR_FOUR
+    )
+    torch.testing.assert_close(four.losses, free.losses, rtol=1e-6, atol=0)
