@@ -59,18 +59,37 @@ def test_two_nodes(era5_project: Path, tmp_path: Path) -> None:
         "--master_addr=127.0.0.1",
         f"--master_port={port}",
     ]
-    nodes = [
-        subprocess.Popen(
-            [*launch, f"--node_rank={node}", "--no-python", *own], stdout=subprocess.PIPE, text=True, env=environment()
-        )
-        for node in range(2)
-    ]
-    try:
-        said = [node.communicate(timeout=LIMIT)[0] for node in nodes]
-    finally:
-        for node in nodes:
-            node.kill()
-    assert [node.returncode for node in nodes] == [0, 0]
+    started = [[*launch, f"--node_rank={node}", "--no-python", *own] for node in range(2)]
+    said = run_together([(line, {}) for line in started])
     assert "train: 4 ranks in 2 groups of 2, strategy zero1" in said[0]
     assert "train: " not in said[1]
     assert (tmp_path / "run" / "checkpoints" / "last.ckpt").exists()
+
+
+@pytest.mark.full
+def test_slurm(era5_project: Path, tmp_path: Path) -> None:
+    """A task on each of two nodes, with the variables that srun gives it."""
+    own = command(era5_project, tmp_path, "--num_nodes", "2", "--num_gpus_per_model", "2", "--devices", "1")
+    job = {"JOB_ID": "4711", "JOB_NAME": "train", "NTASKS": "2", "NTASKS_PER_NODE": "1", "NNODES": "2"}
+    job |= {"NODELIST": "127.0.0.1", "LOCALID": "0"}
+    tasks = [job | {"PROCID": str(task), "NODEID": str(task)} for task in range(2)]
+    port = {"MASTER_PORT": str(free_port())}
+    said = run_together([(own, port | {f"SLURM_{name}": value for name, value in task.items()}) for task in tasks])
+    assert "train: 2 ranks in 1 groups of 2, strategy ddp" in said[0]
+    assert "train: " not in said[1]
+    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").exists()
+
+
+def run_together(commands: list[tuple[list[str], dict[str, str]]]) -> list[str]:
+    """What each command said, with its variables, if all end with status 0."""
+    running = [
+        subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment() | variables)
+        for line, variables in commands
+    ]
+    try:
+        said = [process.communicate(timeout=LIMIT)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert [process.returncode for process in running] == [0] * len(running), said
+    return said
