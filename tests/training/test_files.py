@@ -91,6 +91,26 @@ def test_evaluation_of_several_groups(size: int, first_half: Run, runs: Runs, tm
     torch.testing.assert_close(maps[1], maps[0], rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.full
+def test_best_checkpoint(runs: Runs, tmp_path: Path) -> None:
+    """The best of four validations is another rank's best too: the same epoch, score and weights, in one file."""
+    given = (*START, "--epochs", 4, "--val_interval", 1, "--batch_size")
+    descent = {"LIMIT": 2, "SGD": 0.05}
+    alone = runs.succeed(tmp_path / "alone", *given, 4, **descent)
+    spread = runs.succeed(tmp_path / "spread", *given, 2, "--num_gpus_per_model", 2, ranks=4, **descent)
+    best = []
+    for run in (alone, spread):
+        (file,) = run.last.parent.glob("min_val_loss*.ckpt")
+        content = torch.load(file, weights_only=False)
+        ((_, state),) = [item for item in content["callbacks"].items() if "val_mean_loss" in item[0]]
+        best.append((content["epoch"], content["global_step"], float(state["best_model_score"]), content["state_dict"]))
+    (epoch, step, score, weights), found = best
+    assert found[:2] == (epoch, step)
+    assert found[2] == pytest.approx(score, rel=1e-5)
+    for name, value in weights.items():
+        torch.testing.assert_close(found[3][name], value, rtol=0, atol=1e-5)
+
+
 def test_stock_scores_what_was_spread(runs: Runs, tmp_path: Path) -> None:
     """The file of parameters spread over ranks is an ordinary one."""
     run = spread(runs, "fsdp2", tmp_path / "spread", "--epochs", 1)
